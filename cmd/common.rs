@@ -1,0 +1,171 @@
+//! What every subcommand shares: the flags, logging, signals and the context
+//! that `run` receives.
+
+use std::future::Future;
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::{ArgAction, FromArgMatches};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use crate::report::{self, Exit, Failure};
+use crate::settings::{Parsed, Setting};
+
+/// Flags that mean the same in every subcommand.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Shared {
+    /// Read settings from this TOML file
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<std::path::PathBuf>,
+    /// Print the resolved settings with their origins, and stop
+    #[arg(long, global = true)]
+    show_settings: bool,
+    /// Seed of everything random in this run
+    #[arg(long, global = true, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Leave the command line and input hashes out of the files written
+    #[arg(long, global = true)]
+    no_provenance: bool,
+    /// Say only what went wrong
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// Log more (-v what is done, -vv why)
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+}
+
+/// What `run` receives besides its own flags.
+pub(crate) struct Context {
+    /// Name of the subcommand, as typed.
+    pub(crate) command: String,
+    /// Seed of everything random.
+    pub(crate) seed: u64,
+    /// Whether files carry where they came from.
+    pub(crate) provenance: bool,
+    /// Whether only failures are reported.
+    pub(crate) quiet: bool,
+    /// How much to log.
+    pub(crate) verbose: u8,
+    runtime: Runtime,
+    draining: Arc<AtomicBool>,
+    interrupted: watch::Receiver<bool>,
+}
+
+impl Context {
+    /// Runs a future to its end.
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.block_on(future)
+    }
+
+    /// Takes the first SIGINT or SIGTERM over from the default, which ends a
+    /// batch command with exit code 130. Returns a receiver that becomes true
+    /// then; the second signal ends the process at once.
+    pub(crate) fn drain_on_signal(&self) -> watch::Receiver<bool> {
+        self.draining.store(true, Ordering::SeqCst);
+        self.interrupted.clone()
+    }
+
+    /// Prints a line of talk on stderr, unless `--quiet`.
+    pub(crate) fn say(&self, text: impl std::fmt::Display) {
+        if !self.quiet {
+            // A closed stderr is no reason to fail.
+            let _ = writeln!(std::io::stderr(), "{text}");
+        }
+    }
+}
+
+/// Runs a subcommand between set-up and exit code.
+pub(crate) fn start<C: FromArgMatches>(
+    parsed: Parsed,
+    shared: fn(&C) -> &Shared,
+    run: impl FnOnce(C, &Context) -> anyhow::Result<Exit>,
+) -> ExitCode {
+    let command = parsed.matches.subcommand_name().unwrap_or_default().to_owned();
+    let cli = match C::from_arg_matches(&parsed.matches) {
+        Ok(cli) => cli,
+        Err(error) => return report::usage(&error),
+    };
+    let flags = shared(&cli);
+    if flags.show_settings {
+        return match print_settings(&command, &parsed.settings) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => report::error(&command, &error),
+        };
+    }
+    install_logger(flags.verbose);
+    match context(command.clone(), flags).and_then(|context| run(cli, &context)) {
+        Ok(exit) => exit.into(),
+        Err(error) => report::error(&command, &error),
+    }
+}
+
+fn context(command: String, flags: &Shared) -> anyhow::Result<Context> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let draining = Arc::new(AtomicBool::new(false));
+    let (sender, interrupted) = watch::channel(false);
+    runtime.spawn(watch_signals(draining.clone(), sender));
+    Ok(Context {
+        command,
+        seed: flags.seed,
+        provenance: !flags.no_provenance,
+        quiet: flags.quiet,
+        verbose: flags.verbose,
+        runtime,
+        draining,
+        interrupted,
+    })
+}
+
+async fn watch_signals(draining: Arc<AtomicBool>, sender: watch::Sender<bool>) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut interrupt), Ok(mut terminate)) =
+        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        tracing::error!("cannot watch for signals");
+        return;
+    };
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        let first = sender.send_replace(true);
+        if first || !draining.load(Ordering::SeqCst) {
+            oclaw::table::discard_unfinished();
+            #[expect(clippy::exit, reason = "an interrupted batch command ends here")]
+            std::process::exit(130);
+        }
+    }
+}
+
+fn install_logger(verbose: u8) {
+    use tracing_subscriber::EnvFilter;
+    let level = match verbose {
+        0 => "warn",
+        1 => "oclaw=info,warn",
+        _ => "oclaw=debug,info",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+fn print_settings(command: &str, settings: &[Setting]) -> anyhow::Result<()> {
+    let mut text = format!("# oclaw {command}\n");
+    let width = settings.iter().map(|setting| setting.name.len()).max().unwrap_or_default();
+    for Setting { name, value, origin } in settings {
+        text.push_str(&format!("{name:width$} = {value}  # {origin}\n"));
+    }
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+/// The error of a command that this build cannot do.
+#[cfg_attr(feature = "torch", expect(dead_code, reason = "only a build without torch lacks anything"))]
+pub(crate) fn needs_torch(what: &str) -> anyhow::Error {
+    Failure::usage(format!("{what} needs the `torch` feature, which this build lacks"))
+        .hint("build with `cargo build --release` (default features)")
+        .into()
+}

@@ -1,0 +1,54 @@
+//! The `oclaw` program: parses the command line, runs one subcommand, turns its
+//! result into an exit code.
+
+mod common;
+mod progress;
+mod report;
+mod settings;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use common::{Context, Shared};
+use report::Exit;
+
+/// Agents that get better by being talked to.
+///
+/// Each subcommand is a filter over tables of chat turns: Parquet files at
+/// rest, Arrow streams in a pipe. `oclaw serve` captures live chats, `judge`,
+/// `hint` and `teacher-lp` annotate them, `advantage` turns the notes into a
+/// training signal, `train` makes a new policy of it and `sync-weights` hands
+/// it to the running server.
+///
+/// Settings come from the command line, else from the environment
+/// (`OCLAW_JUDGE_VOTES` for `judge --votes`), else from the section of the
+/// subcommand in the `--config` file, else from the default.
+#[derive(Parser, Debug)]
+#[command(name = "oclaw", version, max_term_width = 100, subcommand_required = true)]
+struct Cli {
+    #[command(flatten)]
+    shared: Shared,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The subcommands, in the order of the loop.
+#[derive(Subcommand, Debug)]
+enum Command {
+}
+
+impl Command {
+    fn run(self, context: &Context) -> anyhow::Result<Exit> {
+        match self {
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let parsed = match settings::parse::<Cli>() {
+        Ok(parsed) => parsed,
+        Err(error) => return report::usage(&error),
+    };
+    common::start(parsed, |cli: &Cli| &cli.shared, |cli, context| cli.command.run(context))
+}

@@ -1,0 +1,113 @@
+//! How a run ends: the kind of an error, its message, its hint, the exit code.
+//! The only file that prints errors.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// How a subcommand that did not fail ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Done.
+    Done,
+    /// Finished, but not "all well": an annotation was tried and failed, a
+    /// budget ended it, `lint` has findings, `replay` differs, `gate` rejects.
+    Partial,
+}
+
+/// What went wrong, as far as a script has to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Wrong usage or settings: exit code 2.
+    Usage,
+    /// Bad input, or the disk: exit code 1.
+    Failed,
+    /// The engine is not there or not able, after retries: exit code 4.
+    Engine,
+    /// The reader of our output went away, which is its right: exit code 0.
+    BrokenPipe,
+}
+
+impl Kind {
+    fn code(self) -> u8 {
+        match self {
+            Self::BrokenPipe => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::Engine => 4,
+        }
+    }
+}
+
+/// An error that a subcommand states itself.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Failure {
+    kind: Kind,
+    message: String,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// Wrong usage or settings.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Usage, message: message.into(), hint: None }
+    }
+
+    /// Bad input, or the disk.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Failed, message: message.into(), hint: None }
+    }
+
+    /// Adds what the reader can do about it.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+/// Finds the kind and the hint of an error by the library error in its chain.
+fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
+    for cause in error.chain() {
+        if let Some(failure) = cause.downcast_ref::<Failure>() {
+            return (failure.kind, failure.hint.clone());
+        }
+        if let Some(error) = cause.downcast_ref::<io::Error>()
+            && error.kind() == io::ErrorKind::BrokenPipe
+        {
+            return (Kind::BrokenPipe, None);
+        }
+    }
+    (Kind::Failed, None)
+}
+
+/// Prints an error and returns its exit code.
+pub(crate) fn error(command: &str, error: &anyhow::Error) -> ExitCode {
+    let (kind, hint) = classify(error);
+    if kind != Kind::BrokenPipe {
+        let mut text = format!("oclaw {command}: {error:#}\n");
+        if let Some(hint) = hint {
+            text.push_str(&format!("hint: {hint}\n"));
+        }
+        // Nobody is left to tell if stderr is closed.
+        let _ = io::stderr().write_all(text.as_bytes());
+    }
+    ExitCode::from(kind.code())
+}
+
+/// Prints a command-line error, or the help that was asked for.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    match error.use_stderr() {
+        true => ExitCode::from(Kind::Usage.code()),
+        false => ExitCode::SUCCESS,
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        match exit {
+            Exit::Done => Self::SUCCESS,
+            Exit::Partial => Self::from(3),
+        }
+    }
+}

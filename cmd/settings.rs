@@ -1,0 +1,227 @@
+//! Settings: command line over environment over `--config` TOML over default,
+//! resolved once, before a subcommand sees them.
+//!
+//! There is one parser and one rule. The environment variable of a flag is made
+//! from its name; a key of the TOML file becomes the default of the flag with
+//! the same name. What the subcommand gets is an ordinary clap struct.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgAction, ArgMatches, Command, CommandFactory};
+use toml::de::{DeTable, DeValue};
+
+/// Where each setting of the chosen subcommand came from.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    pub(crate) name: String,
+    pub(crate) value: String,
+    pub(crate) origin: String,
+}
+
+/// The outcome of parsing.
+#[derive(Debug)]
+pub(crate) struct Parsed {
+    pub(crate) matches: ArgMatches,
+    pub(crate) settings: Vec<Setting>,
+}
+
+/// Parses the process's arguments and environment.
+pub(crate) fn parse<C: CommandFactory>() -> Result<Parsed, clap::Error> {
+    parse_from(C::command(), std::env::args_os().collect())
+}
+
+fn parse_from(command: Command, argv: Vec<OsString>) -> Result<Parsed, clap::Error> {
+    let mut command = name_environment(command);
+    let config = config_path(&argv);
+    let mut file = ConfigFile::default();
+    if let Some(path) = &config {
+        file = ConfigFile::read(path).map_err(|message| refuse(&mut command, &message))?;
+        command = file.apply(command).map_err(|message| refuse(&mut Command::new("oclaw"), &message))?;
+    }
+    let described = command.clone();
+    let matches = command.try_get_matches_from(argv)?;
+    let settings = settings(&described, &matches, &file);
+    Ok(Parsed { matches, settings })
+}
+
+fn refuse(command: &mut Command, message: &str) -> clap::Error {
+    command.error(ErrorKind::ValueValidation, message)
+}
+
+/// Gives every flag its environment variable: `OCLAW_<COMMAND>_<FLAG>`, and
+/// `OCLAW_<FLAG>` for the flags that every subcommand has.
+fn name_environment(command: Command) -> Command {
+    let named = |prefix: String| {
+        move |arg: clap::Arg| match arg.get_long() {
+            // Two switches that end the program are no settings.
+            Some("help" | "version" | "show-settings") | None => arg,
+            Some(long) => {
+                let name = format!("{prefix}_{}", long.replace('-', "_").to_uppercase());
+                arg.env(name).hide_env(true)
+            }
+        }
+    };
+    command.mut_args(named("OCLAW".to_owned())).mut_subcommands(move |sub| {
+        let prefix = format!("OCLAW_{}", sub.get_name().replace('-', "_").to_uppercase());
+        sub.mut_args(named(prefix))
+    })
+}
+
+/// Finds `--config FILE` without understanding the rest of the command line.
+fn config_path(argv: &[OsString]) -> Option<PathBuf> {
+    let mut words = argv.iter().skip(1).take_while(|word| *word != "--");
+    while let Some(word) = words.next() {
+        if word == "--config" {
+            return words.next().map(PathBuf::from);
+        }
+        if let Some(path) = word.to_str().and_then(|word| word.strip_prefix("--config=")) {
+            return Some(PathBuf::from(path));
+        }
+    }
+    std::env::var_os("OCLAW_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// A configuration file: one section per subcommand, shared flags on top.
+#[derive(Debug, Default)]
+struct ConfigFile {
+    path: PathBuf,
+    /// (section, key) -> (values, line). The section of shared flags is "".
+    keys: BTreeMap<(String, String), (Vec<String>, usize)>,
+}
+
+impl ConfigFile {
+    fn read(path: &Path) -> Result<Self, String> {
+        let name = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("cannot read config `{name}`: {error}"))?;
+        let table = DeTable::parse(&text)
+            .map_err(|error| format!("config `{name}`: {}", error.to_string().trim_end()))?;
+        let line = |offset: usize| text[..offset].matches('\n').count() + 1;
+        let mut keys = BTreeMap::new();
+        for (key, value) in table.get_ref() {
+            let at = line(key.span().start);
+            match value.get_ref() {
+                DeValue::Table(section) => {
+                    for (inner, value) in section {
+                        let at = line(inner.span().start);
+                        let values = values(value.get_ref()).ok_or_else(|| {
+                            format!("config `{name}` line {at}: `{}.{}` has a type that no flag takes", key.get_ref(), inner.get_ref())
+                        })?;
+                        keys.insert((key.get_ref().to_string(), inner.get_ref().to_string()), (values, at));
+                    }
+                }
+                value => {
+                    let values = values(value).ok_or_else(|| {
+                        format!("config `{name}` line {at}: `{}` has a type that no flag takes", key.get_ref())
+                    })?;
+                    keys.insert((String::new(), key.get_ref().to_string()), (values, at));
+                }
+            }
+        }
+        Ok(Self { path: path.to_owned(), keys })
+    }
+
+    /// Makes each key the default of its flag. An unknown section or key is an
+    /// error: a misspelt setting must not silently leave the default in force.
+    fn apply(&self, mut command: Command) -> Result<Command, String> {
+        for ((section, key), (values, line)) in &self.keys {
+            let place = format!("config `{}` line {line}", self.path.display());
+            let scope = match section.as_str() {
+                "" => Some(&command),
+                name => command.find_subcommand(name),
+            };
+            let Some(scope) = scope else {
+                let known = names(command.get_subcommands().map(Command::get_name));
+                return Err(format!("{place}: no section `[{section}]`; sections are {known}"));
+            };
+            let arg = scope.get_arguments().find(|arg| arg.get_long() == Some(key.as_str()));
+            let Some(id) = arg.filter(|arg| settable(arg)).map(|arg| arg.get_id().clone()) else {
+                let known = names(scope.get_arguments().filter(|arg| settable(arg)).filter_map(|arg| arg.get_long()));
+                let scope = if section.is_empty() { "at the top".to_owned() } else { format!("in `[{section}]`") };
+                return Err(format!("{place}: no setting `{key}` {scope}; settings are {known}"));
+            };
+            let defaults = values.clone();
+            let change = move |arg: clap::Arg| arg.required(false).default_values(defaults);
+            command = match section.as_str() {
+                "" => command.mut_arg(id, change),
+                name => command.mut_subcommand(name, move |sub| sub.mut_arg(id, change)),
+            };
+        }
+        Ok(command)
+    }
+
+    fn has(&self, section: &str, key: &str) -> Option<usize> {
+        let find = |section: &str| self.keys.get(&(section.to_owned(), key.to_owned()));
+        find(section).or_else(|| find("")).map(|(_, line)| *line)
+    }
+}
+
+fn settable(arg: &clap::Arg) -> bool {
+    !matches!(arg.get_long(), None | Some("config" | "help" | "version" | "show-settings"))
+}
+
+fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let mut names: Vec<_> = names.filter(|name| *name != "help").map(|name| format!("`{name}`")).collect();
+    names.sort();
+    names.join(", ")
+}
+
+fn values(value: &DeValue<'_>) -> Option<Vec<String>> {
+    Some(match value {
+        DeValue::String(text) => vec![text.to_string()],
+        DeValue::Integer(number) => vec![number.as_str().to_owned()],
+        DeValue::Float(number) => vec![number.as_str().to_owned()],
+        DeValue::Boolean(flag) => vec![flag.to_string()],
+        DeValue::Array(items) => {
+            let items: Option<Vec<_>> = items.iter().map(|item| values(item.get_ref())).collect();
+            items?.into_iter().flatten().collect()
+        }
+        _ => return None,
+    })
+}
+
+/// Lists every setting of the chosen subcommand with its value and origin.
+fn settings(command: &Command, matches: &ArgMatches, file: &ConfigFile) -> Vec<Setting> {
+    let mut found = Vec::new();
+    let Some((name, inner)) = matches.subcommand() else {
+        return found;
+    };
+    let chosen = command.find_subcommand(name);
+    let shared = command.get_arguments().filter(|arg| arg.is_global_set());
+    let own = chosen.into_iter().flat_map(Command::get_arguments);
+    for arg in own.chain(shared) {
+        if arg.get_long().is_some() && !settable(arg) {
+            continue;
+        }
+        let id = arg.get_id().as_str();
+        let label = arg.get_long().unwrap_or(id).to_owned();
+        let origin = match inner.value_source(id) {
+            Some(ValueSource::CommandLine) => "command line".to_owned(),
+            Some(ValueSource::EnvVariable) => {
+                arg.get_env().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+            }
+            Some(_) => match file.has(name, &label) {
+                Some(line) => format!("{}:{line}", file.path.display()),
+                None => "default".to_owned(),
+            },
+            None => "default".to_owned(),
+        };
+        let value = match arg.get_action() {
+            ArgAction::SetTrue | ArgAction::SetFalse => inner.get_flag(id).to_string(),
+            ArgAction::Count => inner.get_count(id).to_string(),
+            _ => inner.get_raw(id).map_or_else(
+                || "(none)".to_owned(),
+                |values| {
+                    let values: Vec<_> = values.map(|value| value.to_string_lossy().into_owned()).collect();
+                    values.join(" ")
+                },
+            ),
+        };
+        found.push(Setting { name: label, value, origin });
+    }
+    found
+}

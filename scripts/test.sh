@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Runs every test: the build with torch, the build without it, and, where the
+# weights of SmolLM2-135M can be had, the golden numbers of that model too.
+#
+#   scripts/test.sh            everything
+#   scripts/test.sh FILTER…    only tests whose path contains FILTER (torch build)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+started=$(date +%s)
+part() { # NAME COMMAND…
+  local name=$1 from
+  shift
+  from=$(date +%s)
+  printf '\n== %s\n' "$name"
+  "$@"
+  printf '== %s: %d min %02d s\n' "$name" $((($(date +%s) - from) / 60)) $((($(date +%s) - from) % 60))
+}
+
+run_tests() {
+  if cargo nextest --version >/dev/null 2>&1; then
+    cargo nextest run --no-fail-fast "$@"
+  else
+    cargo test --no-fail-fast "$@"
+  fi
+}
+
+[ -e .libtorch ] || [ -n "${LIBTORCH:-}" ] || part "libtorch" scripts/setup-libtorch.sh
+if [ $# -gt 0 ]; then
+  run_tests "$@"
+  exit
+fi
+part "build with torch" cargo build --tests
+part "tests with torch" run_tests
+part "tests without torch" run_tests --no-default-features
+part "golden numbers of SmolLM2-135M" scripts/golden-smollm2.sh
+printf '\nall parts: %d min\n' $((($(date +%s) - started + 59) / 60))

@@ -1,0 +1,14 @@
+//! One file per subcommand: the real binary, its flags, exit codes and words.
+
+mod advantage;
+mod convert;
+mod engine;
+mod hint;
+mod judge;
+mod lint;
+mod serve;
+mod settings;
+mod sync_weights;
+mod teacher_lp;
+mod train;
+mod view;

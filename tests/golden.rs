@@ -1,0 +1,12 @@
+//! Recorded numbers of independent implementations, every case found in the
+//! folders named by `OCLAW_GOLDEN` and `OCLAW_MODELS` (default: `fixtures/`).
+
+mod api;
+mod chat;
+mod gguf;
+#[cfg(feature = "torch")]
+mod loss;
+#[cfg(feature = "torch")]
+mod model;
+#[cfg(feature = "torch")]
+mod train;

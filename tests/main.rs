@@ -1,0 +1,9 @@
+//! The one test binary.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod architecture;
+mod cli;
+mod golden;
+mod harness;
+mod pipe;
+mod room;

@@ -1,0 +1,25 @@
+//! One file per room of the library, through its public interface.
+
+mod advantage;
+mod capture;
+mod engine;
+mod hint;
+mod journal;
+mod judge;
+#[cfg(feature = "torch")]
+mod loss;
+#[cfg(feature = "torch")]
+mod model;
+mod proxy;
+#[cfg(feature = "torch")]
+mod serving;
+mod session;
+mod stage;
+mod sync;
+mod table;
+mod teacher_lp;
+mod template;
+#[cfg(feature = "torch")]
+mod train;
+mod trajectory;
+mod wire;
