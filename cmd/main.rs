@@ -2,9 +2,11 @@
 //! result into an exit code.
 
 mod common;
+mod embedded;
 mod progress;
 mod report;
 mod settings;
+mod sync_weights;
 
 use std::process::ExitCode;
 
@@ -36,11 +38,13 @@ struct Cli {
 /// The subcommands, in the order of the loop.
 #[derive(Subcommand, Debug)]
 enum Command {
+    SyncWeights(sync_weights::Args),
 }
 
 impl Command {
     fn run(self, context: &Context) -> anyhow::Result<Exit> {
         match self {
+            Self::SyncWeights(args) => sync_weights::run(args, context),
         }
     }
 }

@@ -4,6 +4,9 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use oclaw::engine;
+use oclaw::sync;
+
 /// How a subcommand that did not fail ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -71,6 +74,12 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         if let Some(failure) = cause.downcast_ref::<Failure>() {
             return (failure.kind, failure.hint.clone());
         }
+        if let Some(error) = cause.downcast_ref::<engine::Error>() {
+            return of_engine(error);
+        }
+        if let Some(error) = cause.downcast_ref::<sync::Error>() {
+            return of_sync(error);
+        }
         if let Some(error) = cause.downcast_ref::<io::Error>()
             && error.kind() == io::ErrorKind::BrokenPipe
         {
@@ -78,6 +87,38 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         }
     }
     (Kind::Failed, None)
+}
+
+fn of_engine(error: &engine::Error) -> (Kind, Option<String>) {
+    use engine::Error;
+    let hint = |text: &str| Some(text.to_owned());
+    match error {
+        Error::Address { .. } => (Kind::Usage, hint("give it as `http://HOST:PORT`")),
+        Error::Unauthorized { .. } => {
+            (Kind::Usage, hint("give the key by `--engine-key-file` or the environment"))
+        }
+        Error::SeveralModels { .. } => (Kind::Usage, hint("choose one by `--engine-model`")),
+        Error::NoModel { .. } => (Kind::Usage, hint("name it by `--engine-model`")),
+        Error::WebPage { .. } => (Kind::Usage, hint("the address may lack `/v1` or a prefix")),
+        Error::Client { .. } | Error::Unsupported { .. } => (Kind::Usage, None),
+        Error::Unreachable { .. } => (Kind::Engine, hint("is the engine running there?")),
+        Error::Timeout { .. } | Error::Refused { .. } | Error::Malformed { .. } => {
+            (Kind::Engine, None)
+        }
+        Error::Status { .. } if error.is_transient() => (Kind::Engine, None),
+        Error::Status { .. } => (Kind::Failed, None),
+    }
+}
+
+fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
+    use sync::Error;
+    match error {
+        Error::Policy { .. } | Error::Lock { .. } => (Kind::Failed, None),
+        Error::Version { .. } => (Kind::Usage, Some("give it by `--version`".to_owned())),
+        Error::Locked { .. } => (Kind::Failed, Some("wait longer by `--wait`".to_owned())),
+        Error::OtherVersion { .. } => (Kind::Engine, None),
+        Error::Engine { source, .. } => of_engine(source),
+    }
 }
 
 /// Prints an error and returns its exit code.

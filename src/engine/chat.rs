@@ -1,0 +1,173 @@
+//! One chat completion, without a stream.
+
+use reqwest::Method;
+use serde_json::{Map, Value, json};
+
+use super::error::told;
+use super::transport::Answer;
+use super::{Engine, Error};
+
+/// What to ask.
+#[derive(Debug, Clone, Default)]
+pub struct ChatRequest {
+    /// The conversation.
+    pub messages: Vec<Value>,
+    /// Tools the model may call.
+    pub tools: Option<Vec<Value>>,
+    /// Sampling temperature.
+    pub temperature: Option<f64>,
+    /// Longest answer, in tokens.
+    pub max_tokens: Option<u32>,
+    /// Seed of the sampler.
+    pub seed: Option<u64>,
+    /// Further members of the body.
+    pub extra: Map<String, Value>,
+}
+
+/// What came back. A member that the server left out is `None`, never empty or
+/// zero.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChatReply {
+    /// The answer; empty if there was only reasoning or a tool call.
+    pub content: String,
+    /// The reasoning, under whichever name the server has for it.
+    pub reasoning: Option<String>,
+    /// The tool calls as they came.
+    pub tool_calls: Option<Value>,
+    /// Why the answer ended.
+    pub finish_reason: Option<String>,
+    /// Length of the prompt.
+    pub prompt_tokens: Option<u64>,
+    /// Length of the answer.
+    pub completion_tokens: Option<u64>,
+    /// Version of the weights that answered.
+    pub weight_version: Option<String>,
+}
+
+impl Engine {
+    /// Asks for one answer.
+    pub async fn chat(&self, request: &ChatRequest) -> Result<ChatReply, Error> {
+        let body = self.body(request);
+        let answer = self.api(Method::POST, "/chat/completions", Some(&body)).await?;
+        read(&answer)
+    }
+
+    fn body(&self, request: &ChatRequest) -> Value {
+        let mut body = Map::new();
+        if let Some(model) = self.model() {
+            body.insert("model".to_owned(), json!(model));
+        }
+        body.insert("messages".to_owned(), json!(request.messages));
+        let optional = [
+            ("tools", request.tools.as_ref().map(|tools| json!(tools))),
+            ("temperature", request.temperature.map(|value| json!(value))),
+            ("max_tokens", request.max_tokens.map(|value| json!(value))),
+            ("seed", request.seed.map(|value| json!(value))),
+        ];
+        for (name, value) in optional {
+            if let Some(value) = value {
+                body.insert(name.to_owned(), value);
+            }
+        }
+        body.extend(request.extra.clone());
+        Value::Object(body)
+    }
+}
+
+fn read(answer: &Answer) -> Result<ChatReply, Error> {
+    let value: Value = answer.json()?;
+    if value.get("error").is_some_and(|error| !error.is_null()) {
+        let message = told(&answer.body).message;
+        return Err(Error::Refused { url: answer.url.clone(), message });
+    }
+    let choice = value.get("choices").and_then(|choices| choices.get(0));
+    let Some(choice) = choice else {
+        return Err(answer.malformed("no choices"));
+    };
+    let Some(message) = choice.get("message").filter(|message| message.is_object()) else {
+        return Err(answer.malformed("no `message` in the first choice"));
+    };
+    let text = |name: &str| message.get(name).and_then(Value::as_str).map(str::to_owned);
+    let reasoning = text("reasoning_content").or_else(|| text("reasoning"));
+    let tool_calls = message
+        .get("tool_calls")
+        .filter(|calls| calls.as_array().is_some_and(|calls| !calls.is_empty()));
+    let content = match text("content") {
+        Some(content) => content,
+        None if reasoning.is_some() || tool_calls.is_some() => String::new(),
+        None => return Err(answer.malformed("no content, no reasoning, no tool call")),
+    };
+    let usage = |name: &str| value.get("usage")?.get(name)?.as_u64();
+    let version = value.get("metadata").and_then(|metadata| metadata.get("weight_version"));
+    Ok(ChatReply {
+        content,
+        reasoning,
+        tool_calls: tool_calls.cloned(),
+        finish_reason: choice.get("finish_reason").and_then(Value::as_str).map(str::to_owned),
+        prompt_tokens: usage("prompt_tokens"),
+        completion_tokens: usage("completion_tokens"),
+        weight_version: version.and_then(Value::as_str).map(str::to_owned),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(body: Value) -> Result<ChatReply, Error> {
+        let body = body.to_string().into();
+        read(&Answer { url: "http://h/v1/chat/completions".to_owned(), body })
+    }
+
+    #[test]
+    fn reasoning_has_two_names() {
+        for name in ["reasoning_content", "reasoning"] {
+            let reply =
+                reply(json!({"choices": [{"message": {"content": "a", name: "b"}}]})).unwrap();
+            assert_eq!((reply.content.as_str(), reply.reasoning.as_deref()), ("a", Some("b")));
+            assert_eq!((reply.finish_reason, reply.completion_tokens), (None, None));
+        }
+    }
+
+    #[test]
+    fn an_answer_of_nothing_is_no_answer() {
+        let bodies = [
+            json!({}),
+            json!({"choices": null}),
+            json!({"choices": []}),
+            json!({"choices": [{}]}),
+            json!({"choices": [{"message": {"content": null}}]}),
+            json!({"choices": [{"message": {"role": "assistant", "tool_calls": []}}]}),
+            json!([]),
+        ];
+        for body in bodies {
+            assert!(matches!(reply(body.clone()), Err(Error::Malformed { .. })), "{body}");
+        }
+    }
+
+    #[test]
+    fn an_error_inside_a_200_is_an_error() {
+        let error = reply(json!({"error": {"message": "no quota"}, "choices": []})).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }));
+        assert!(error.to_string().ends_with("refused: no quota"), "{error}");
+    }
+
+    #[test]
+    fn what_the_server_tells_is_kept() {
+        let body = json!({
+            "choices": [{"message": {"content": ""}, "finish_reason": "length"}],
+            "usage": {"prompt_tokens": 9, "completion_tokens": 0},
+            "metadata": {"weight_version": "7"},
+        });
+        let expected = ChatReply {
+            content: String::new(),
+            reasoning: None,
+            tool_calls: None,
+            finish_reason: Some("length".to_owned()),
+            prompt_tokens: Some(9),
+            completion_tokens: Some(0),
+            weight_version: Some("7".to_owned()),
+        };
+        assert_eq!(reply(body).unwrap(), expected);
+    }
+}

@@ -1,0 +1,157 @@
+//! One HTTP call with its limits and tries.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use reqwest::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER,
+};
+use reqwest::{Client, Method};
+use secrecy::ExposeSecret;
+use serde::de::DeserializeOwned;
+
+use super::EngineOptions;
+use super::address::{Address, hide};
+use super::error::{Error, shorten, told};
+use super::retry::{self, Retries};
+
+/// The HTTP client of one server.
+#[derive(Debug)]
+pub(super) struct Transport {
+    client: Client,
+}
+
+/// One call.
+pub(super) struct Call<'a> {
+    pub(super) method: Method,
+    pub(super) url: String,
+    pub(super) body: Option<&'a serde_json::Value>,
+    pub(super) timeout: Duration,
+}
+
+/// The body of an answer with a good status.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) url: String,
+    pub(super) body: Bytes,
+}
+
+impl Answer {
+    /// Reads the body as JSON.
+    pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        serde_json::from_slice(&self.body).map_err(|error| {
+            let start = shorten(&String::from_utf8_lossy(&self.body));
+            self.malformed(format!("{error}: {start}"))
+        })
+    }
+
+    /// Returns the error of an answer that cannot be used.
+    pub(super) fn malformed(&self, reason: impl Into<String>) -> Error {
+        Error::Malformed { url: self.url.clone(), reason: reason.into() }
+    }
+}
+
+/// Most bytes of an answer that are read.
+const LARGEST_ANSWER: usize = 256 << 20;
+
+impl Transport {
+    /// Makes the client of a server.
+    pub(super) fn new(options: &EngineOptions, address: &Address) -> Result<Self, Error> {
+        let refuse = |reason: String| Error::Client { url: address.to_string(), reason };
+        // A second installation is an error that says that there is one.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        if let Some(key) = &options.key {
+            let value = format!("Bearer {}", key.expose_secret().trim());
+            let mut value = HeaderValue::from_str(&value).map_err(|_| {
+                refuse("the key holds a character that no header can carry".to_owned())
+            })?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let mut builder = Client::builder()
+            .default_headers(headers)
+            .connect_timeout(options.connect_timeout)
+            // A followed redirect would turn a POST into a GET in silence.
+            .redirect(reqwest::redirect::Policy::none())
+            .user_agent(concat!("oclaw/", env!("CARGO_PKG_VERSION")));
+        if address.is_loopback() {
+            builder = builder.no_proxy();
+        }
+        let client = builder.build().map_err(|error| refuse(causes(&error)))?;
+        Ok(Self { client })
+    }
+
+    /// Makes a call, again and again as far as `retries` goes.
+    pub(super) async fn send(&self, call: &Call<'_>, retries: &Retries) -> Result<Answer, Error> {
+        let mut tried = 0;
+        loop {
+            let error = match self.once(call).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            tried += 1;
+            if !error.is_transient() {
+                return Err(error);
+            }
+            let Some(wait) = retries.wait(tried, error.retry_after(), retry::share()) else {
+                return Err(error);
+            };
+            tracing::info!(%error, tried, wait = wait.as_secs_f64(), "trying again");
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    async fn once(&self, call: &Call<'_>) -> Result<Answer, Error> {
+        let url = hide(&call.url);
+        let failed = |error: reqwest::Error| match error.is_timeout() && !error.is_connect() {
+            true => Error::Timeout { url: url.clone(), after: call.timeout },
+            false => Error::Unreachable { url: url.clone(), reason: causes(&error.without_url()) },
+        };
+        let mut request = self.client.request(call.method.clone(), &call.url).timeout(call.timeout);
+        if let Some(body) = call.body {
+            request = request.json(body);
+        }
+        let mut response = request.send().await.map_err(failed)?;
+        let status = response.status();
+        let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let web_page = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/html"));
+        let asked =
+            header(RETRY_AFTER).and_then(|text| retry::retry_after(text, SystemTime::now()));
+        let mut body = Vec::new();
+        while let Some(piece) = response.chunk().await.map_err(failed)? {
+            body.extend_from_slice(&piece);
+            if body.len() > LARGEST_ANSWER {
+                let reason = format!("it is longer than {LARGEST_ANSWER} bytes");
+                return Err(Error::Malformed { url, reason });
+            }
+        }
+        match status.as_u16() {
+            200..300 if web_page => Err(Error::WebPage { url }),
+            200..300 => Ok(Answer { url, body: body.into() }),
+            status @ (401 | 403) => {
+                Err(Error::Unauthorized { url, status, body: told(&body).message })
+            }
+            status => {
+                let told = told(&body);
+                Err(Error::Status {
+                    url,
+                    status,
+                    body: told.message,
+                    code: told.code,
+                    retry_after: asked,
+                })
+            }
+        }
+    }
+}
+
+/// Returns the innermost cause, which is the one that tells something.
+fn causes(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
