@@ -1,1 +1,13 @@
-//! To come.
+//! Which turn a request follows: pairing, branches, retries, envelopes.
+//!
+//! Pure: the caller brings the clock and fresh ids, and is told what happened.
+//! The identity of a conversation is its messages (see [`identity`]); a stated
+//! session id only narrows where to look. A wrong "main line" guess costs
+//! nothing, because a turn that nobody extends has no next state and is never
+//! judged. Absent on purpose: sockets, files, JSON of answers.
+
+pub mod identity;
+pub mod tracker;
+
+pub use identity::{History, Key};
+pub use tracker::{Arrival, Closed, Counted, Extended, Incoming, Known, Source, Tracker};

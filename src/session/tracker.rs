@@ -1,0 +1,518 @@
+//! The open conversations: which turn a request extends, which turns are over.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::identity::{History, Key, Step, without_envelope};
+
+/// Branch of a session's first line.
+const MAIN: &str = "main";
+
+/// Who named the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A session header.
+    Header,
+    /// The client's affinity headers.
+    Affinity,
+    /// A field of the body.
+    Body,
+    /// The messages extend a known turn.
+    Inferred,
+    /// Nobody; the request opened a session of its own.
+    None,
+}
+
+/// A main-line request, as it came in.
+#[derive(Debug, Clone)]
+pub struct Incoming<'a> {
+    /// A fresh id. It becomes the id of the first choice's turn.
+    pub id: String,
+    /// The request's messages.
+    pub messages: &'a [Value],
+    /// The same, as identities.
+    pub history: &'a History,
+    /// The session that the client named, and where.
+    pub session: Option<(String, Source)>,
+    /// Name of the client's key.
+    pub client: Option<String>,
+    /// The client's address.
+    pub address: Option<String>,
+    /// Whether the session ends with this request's answer.
+    pub done: bool,
+    /// The client says that it sends the same request again.
+    pub resent: bool,
+    /// Microseconds since 1970.
+    pub at: i64,
+}
+
+/// Where a request stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Arrival {
+    /// The request's id, as given.
+    pub id: String,
+    /// The session.
+    pub session_id: String,
+    /// Who named it.
+    pub source: Source,
+    /// 1 for a stated session, less for an inferred one.
+    pub confidence: f32,
+    /// Recorded ancestors + 1.
+    pub turn: u32,
+    /// The turn that this request follows.
+    pub parent: Option<String>,
+    /// Line of the conversation.
+    pub branch: String,
+    /// The open turn that has its next state now.
+    pub extended: Option<Extended>,
+    /// Something to count about this pairing.
+    pub counted: Option<Counted>,
+}
+
+/// A turn's next state.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Extended {
+    /// The turn.
+    pub turn_id: String,
+    /// The messages that the client appended.
+    pub next_state: Vec<Value>,
+    /// Whether they are results of the turn's tool calls.
+    pub tool: bool,
+}
+
+/// What is worth a count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// The history fits several open turns of strangers: no next state.
+    Ambiguous,
+    /// The turn had been closed without a next state.
+    Late,
+    /// The turn's next state is known; this is a retry, an edit or a branch.
+    Again,
+}
+
+/// A turn that is over.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Closed {
+    /// The turn.
+    pub turn_id: String,
+    /// Whether the session ended with it.
+    pub session_end: bool,
+}
+
+/// What has to be remembered of a turn to pair what comes later.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Known {
+    /// The turn.
+    pub turn_id: String,
+    /// Its session.
+    pub session_id: String,
+    /// Whether the client named the session.
+    pub stated: bool,
+    /// Its number.
+    pub turn: u32,
+    /// Its line.
+    pub branch: String,
+    /// Identity of its messages and answer.
+    pub key: Key,
+    /// Identity of its leading system messages.
+    pub system: Key,
+    /// Name of the client's key.
+    pub client: Option<String>,
+    /// The client's address.
+    pub address: Option<String>,
+    /// When it was complete, microseconds since 1970.
+    pub at: i64,
+    /// Whether it still waits for a next state.
+    pub open: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    known: Known,
+    /// A request follows it, or did.
+    extended: bool,
+    /// The id of the request that goes on with its line.
+    continued_by: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct Session {
+    turns: Vec<String>,
+    in_flight: u32,
+    requests: u64,
+    last_activity: i64,
+}
+
+#[derive(Debug)]
+struct Ticket {
+    arrival: Arrival,
+    key: Key,
+    system: Key,
+    client: Option<String>,
+    address: Option<String>,
+    done: bool,
+}
+
+/// Limits of what is remembered.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// A session without a request for so long is over, microseconds.
+    pub idle: i64,
+    /// A session is forgotten after so long, microseconds.
+    pub retention: i64,
+    /// Number of turns remembered; the oldest sessions go first.
+    pub turns: usize,
+}
+
+/// The open conversations.
+#[derive(Debug)]
+pub struct Tracker {
+    limits: Limits,
+    turns: HashMap<String, Entry>,
+    by_key: HashMap<Key, Vec<String>>,
+    sessions: HashMap<String, Session>,
+    tickets: HashMap<String, Ticket>,
+}
+
+impl Tracker {
+    /// Makes a tracker that knows nothing yet.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            turns: HashMap::new(),
+            by_key: HashMap::new(),
+            sessions: HashMap::new(),
+            tickets: HashMap::new(),
+        }
+    }
+
+    /// Takes up a turn of an earlier run.
+    pub fn restore(&mut self, known: Known) {
+        let extended = !known.open;
+        self.insert(known, extended);
+    }
+
+    /// Places a request, and gives the turn it extends its next state.
+    pub fn arrive(&mut self, incoming: &Incoming<'_>) -> Arrival {
+        let found = self.find(incoming);
+        let mut counted = None;
+        let mut extended = None;
+        let parent = match found {
+            Found::Turn { turn_id, step } => {
+                (extended, counted) = self.extend(&turn_id, incoming, step);
+                Some(turn_id)
+            }
+            Found::Ambiguous => {
+                counted = Some(Counted::Ambiguous);
+                None
+            }
+            Found::Nothing => None,
+        };
+        let arrival = self.place(incoming, parent, extended, counted);
+        let session = self.sessions.entry(arrival.session_id.clone()).or_default();
+        session.in_flight += 1;
+        session.requests += 1;
+        session.last_activity = session.last_activity.max(incoming.at);
+        let ticket = Ticket {
+            arrival: arrival.clone(),
+            key: incoming.history.key(),
+            system: incoming.history.system,
+            client: incoming.client.clone(),
+            address: incoming.address.clone(),
+            done: incoming.done,
+        };
+        self.tickets.insert(incoming.id.clone(), ticket);
+        arrival
+    }
+
+    /// Makes an answer known, so that a request may extend it from now on.
+    /// Call it before the client can have seen the answer's end. Returns the
+    /// turn as it is remembered, or nothing for an empty answer.
+    pub fn answer(&mut self, id: &str, choice: u8, turn_id: &str, answer: (&Value, i64)) -> Option<Known> {
+        let ticket = self.tickets.get(id)?;
+        let (response, at) = answer;
+        let key = ticket.key.answered(response)?;
+        let arrival = &ticket.arrival;
+        let known = Known {
+            turn_id: turn_id.to_owned(),
+            session_id: arrival.session_id.clone(),
+            stated: !matches!(arrival.source, Source::Inferred | Source::None),
+            turn: arrival.turn,
+            branch: match choice {
+                0 => arrival.branch.clone(),
+                _ => format!("{}-{choice}", tail(id)),
+            },
+            key,
+            system: ticket.system,
+            client: ticket.client.clone(),
+            address: ticket.address.clone(),
+            at,
+            open: true,
+        };
+        if !self.turns.contains_key(turn_id) {
+            self.insert(known.clone(), false);
+        }
+        Some(known)
+    }
+
+    /// Ends a request. Returns the turns that are over because the session is.
+    pub fn finish(&mut self, id: &str, recorded: bool, at: i64) -> Vec<Closed> {
+        let Some(ticket) = self.tickets.remove(id) else { return Vec::new() };
+        if !recorded && let Some(parent) = &ticket.arrival.parent {
+            // The line is free again for the retry of a request that failed.
+            let parent = self.turns.get_mut(parent);
+            if let Some(parent) = parent.filter(|entry| entry.continued_by.as_deref() == Some(id)) {
+                parent.continued_by = None;
+            }
+        }
+        let session_id = ticket.arrival.session_id;
+        if let Some(session) = self.sessions.get_mut(&session_id) {
+            session.in_flight = session.in_flight.saturating_sub(1);
+            session.last_activity = session.last_activity.max(at);
+        }
+        if ticket.done { self.end_session(&session_id) } else { Vec::new() }
+    }
+
+    /// Ends a session that its client declared done.
+    pub fn end_session(&mut self, session_id: &str) -> Vec<Closed> {
+        let Some(session) = self.sessions.get(session_id) else { return Vec::new() };
+        let last = session.turns.last();
+        let mut closed = Vec::new();
+        for turn_id in &session.turns {
+            if let Some(entry) = self.turns.get_mut(turn_id).filter(|entry| entry.known.open) {
+                entry.known.open = false;
+                closed.push(Closed { turn_id: turn_id.clone(), session_end: last == Some(turn_id) });
+            }
+        }
+        closed
+    }
+
+    /// Closes the turns of sessions that have been idle, and forgets sessions
+    /// that are long over.
+    pub fn expire(&mut self, now: i64) -> Vec<Closed> {
+        let idle = |session: &Session, limit: i64| {
+            session.in_flight == 0 && now.saturating_sub(session.last_activity) >= limit
+        };
+        let past = |limit: i64| {
+            let past = self.sessions.iter().filter(move |(_, session)| idle(session, limit));
+            past.map(|(id, _)| id.clone()).collect::<Vec<_>>()
+        };
+        let (over, mut forgotten) = (past(self.limits.idle), past(self.limits.retention));
+        let closed = over.iter().flat_map(|id| self.end_session(id)).collect();
+        if self.turns.len() > self.limits.turns {
+            forgotten.extend(self.oldest());
+        }
+        for session_id in forgotten {
+            self.forget(&session_id);
+        }
+        closed
+    }
+
+    /// Returns how many turns wait for a next state.
+    pub fn open(&self) -> usize {
+        self.turns.values().filter(|entry| entry.known.open).count()
+    }
+
+    /// Finds a turn by session and number, or a session's latest.
+    pub fn resolve(&self, session_id: &str, turn: Option<u32>) -> Option<&Known> {
+        let turns = self.sessions.get(session_id)?.turns.iter().rev();
+        let mut known = turns.filter_map(|id| self.turns.get(id)).map(|entry| &entry.known);
+        known.find(|known| turn.is_none_or(|turn| known.turn == turn))
+    }
+
+    fn find(&self, incoming: &Incoming<'_>) -> Found {
+        let steps = incoming.history.steps.iter().enumerate().rev();
+        for (step, _) in steps.filter(|(_, step)| step.assistant) {
+            let key = incoming.history.steps[step].key;
+            let fits = self.by_key.get(&key).into_iter().flatten();
+            let fits = fits.filter_map(|id| self.turns.get(id)).map(|entry| &entry.known);
+            let fits: Vec<_> = fits.filter(|known| may_follow(known, incoming)).collect();
+            match choose(fits, incoming) {
+                Choice::One(known) => {
+                    return Found::Turn { turn_id: known.turn_id.clone(), step };
+                }
+                Choice::Several => return Found::Ambiguous,
+                Choice::None => {}
+            }
+        }
+        Found::Nothing
+    }
+
+    fn extend(
+        &mut self,
+        turn_id: &str,
+        incoming: &Incoming<'_>,
+        step: usize,
+    ) -> (Option<Extended>, Option<Counted>) {
+        let appended = incoming.history.following(step);
+        let Some(entry) = self.turns.get_mut(turn_id).filter(|_| !appended.is_empty()) else {
+            // A list that ends with the answer asks to go on with it.
+            return (None, None);
+        };
+        if entry.extended {
+            return (None, Some(Counted::Again));
+        }
+        entry.extended = true;
+        if !std::mem::take(&mut entry.known.open) {
+            return (None, Some(Counted::Late));
+        }
+        let message = |step: &Step| without_envelope(&incoming.messages[step.index]);
+        let extended = Extended {
+            turn_id: turn_id.to_owned(),
+            next_state: appended.iter().filter_map(message).collect(),
+            tool: appended.iter().any(|step| step.tool),
+        };
+        (Some(extended), None)
+    }
+
+    fn place(
+        &mut self,
+        incoming: &Incoming<'_>,
+        parent: Option<String>,
+        extended: Option<Extended>,
+        counted: Option<Counted>,
+    ) -> Arrival {
+        let id = incoming.id.clone();
+        let parent_entry = parent.as_ref().and_then(|parent| self.turns.get_mut(parent));
+        let (session_id, turn, branch, inferred) = match parent_entry {
+            Some(entry) => {
+                let free = entry.continued_by.is_none();
+                entry.continued_by.get_or_insert_with(|| id.clone());
+                let branch = if free { entry.known.branch.clone() } else { tail(&id).to_owned() };
+                let confidence = confidence(&entry.known, incoming);
+                (entry.known.session_id.clone(), entry.known.turn + 1, branch, Some(confidence))
+            }
+            None => {
+                let session_id = match &incoming.session {
+                    Some((named, _)) => named.clone(),
+                    None => self.resent_session(incoming).unwrap_or_else(|| id.clone()),
+                };
+                let fresh = self.sessions.get(&session_id).is_none_or(|session| {
+                    session.turns.is_empty() && session.in_flight == 0
+                });
+                let branch = if fresh { MAIN.to_owned() } else { tail(&id).to_owned() };
+                (session_id, 1, branch, None)
+            }
+        };
+        let (source, confidence) = match (&incoming.session, inferred) {
+            (Some((_, source)), _) => (*source, 1.0),
+            (None, Some(confidence)) => (Source::Inferred, confidence),
+            (None, None) => (Source::None, 0.5),
+        };
+        Arrival { id, session_id, source, confidence, turn, parent, branch, extended, counted }
+    }
+
+    /// Finds the session of a request that a client library sends again while
+    /// the first attempt is still in flight.
+    fn resent_session(&self, incoming: &Incoming<'_>) -> Option<String> {
+        let key = incoming.history.key();
+        let same = |ticket: &&Ticket| {
+            ticket.key == key
+                && ticket.client == incoming.client
+                && ticket.address == incoming.address
+        };
+        let ticket = self.tickets.values().find(same).filter(|_| incoming.resent)?;
+        Some(ticket.arrival.session_id.clone())
+    }
+
+    fn insert(&mut self, known: Known, extended: bool) {
+        let session = self.sessions.entry(known.session_id.clone()).or_default();
+        session.turns.push(known.turn_id.clone());
+        session.last_activity = session.last_activity.max(known.at);
+        self.by_key.entry(known.key).or_default().push(known.turn_id.clone());
+        self.turns.insert(known.turn_id.clone(), Entry { known, extended, continued_by: None });
+    }
+
+    /// Lists the sessions to forget so that the limit holds again, with some
+    /// room so that this is rare.
+    fn oldest(&self) -> Vec<String> {
+        let mut sessions: Vec<_> =
+            self.sessions.iter().filter(|(_, session)| session.in_flight == 0).collect();
+        sessions.sort_by_key(|(_, session)| session.last_activity);
+        let open = |id: &String| self.turns.get(id).is_some_and(|entry| entry.known.open);
+        let mut surplus = self.turns.len().saturating_sub(self.limits.turns - self.limits.turns / 10);
+        let mut found = Vec::new();
+        for (id, session) in sessions {
+            if surplus == 0 {
+                break;
+            }
+            if !session.turns.iter().any(open) {
+                surplus = surplus.saturating_sub(session.turns.len());
+                found.push(id.clone());
+            }
+        }
+        found
+    }
+
+    fn forget(&mut self, session_id: &str) {
+        let Some(session) = self.sessions.remove(session_id) else { return };
+        for turn_id in session.turns {
+            let Some(entry) = self.turns.remove(&turn_id) else { continue };
+            if let Some(ids) = self.by_key.get_mut(&entry.known.key) {
+                ids.retain(|id| *id != turn_id);
+                if ids.is_empty() {
+                    self.by_key.remove(&entry.known.key);
+                }
+            }
+        }
+    }
+}
+
+enum Found {
+    Turn { turn_id: String, step: usize },
+    Ambiguous,
+    Nothing,
+}
+
+enum Choice<'a> {
+    One(&'a Known),
+    Several,
+    None,
+}
+
+/// Returns whether a request may follow a turn whose messages it repeats.
+fn may_follow(known: &Known, incoming: &Incoming<'_>) -> bool {
+    match &incoming.session {
+        Some((session_id, _)) => known.session_id == *session_id,
+        // A named key is a person; another person's turn is never extended.
+        None => !known.stated && known.client == incoming.client,
+    }
+}
+
+/// Chooses among the turns that one history fits.
+fn choose<'a>(mut fits: Vec<&'a Known>, incoming: &Incoming<'_>) -> Choice<'a> {
+    if fits.len() > 1 {
+        let near = |known: &&Known| {
+            known.client == incoming.client && known.address == incoming.address
+        };
+        if fits.iter().any(near) {
+            fits.retain(near);
+        }
+    }
+    // Turns of one session with one history are retries of each other: the
+    // client shows the latest.
+    let Some(latest) = fits.iter().max_by_key(|known| (known.at, &known.turn_id)) else {
+        return Choice::None;
+    };
+    match fits.iter().all(|known| known.session_id == latest.session_id) {
+        true => Choice::One(latest),
+        false => Choice::Several,
+    }
+}
+
+fn confidence(known: &Known, incoming: &Incoming<'_>) -> f32 {
+    let mut confidence = 0.9;
+    if known.system != incoming.history.system {
+        confidence -= 0.2;
+    }
+    if known.address != incoming.address {
+        confidence -= 0.2;
+    }
+    confidence
+}
+
+fn tail(id: &str) -> &str {
+    id.get(id.len().saturating_sub(12)..).unwrap_or(id)
+}

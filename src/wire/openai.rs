@@ -1,0 +1,152 @@
+//! What an OpenAI chat request says, as far as a capturing proxy cares. A member
+//! of the wrong type counts as absent: refusing it is the engine's business.
+
+use serde_json::{Map, Value};
+
+use super::{json, span};
+
+/// A chat request, read leniently.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ChatRequest {
+    /// Model name as the client wrote it.
+    pub model: String,
+    /// The messages.
+    pub messages: Vec<Value>,
+    /// The messages' JSON as the client wrote it (after a repair, if one was
+    /// needed).
+    pub messages_text: String,
+    /// The tool definitions' JSON, if there are any.
+    pub tools_text: Option<String>,
+    /// Whether the answer is to be streamed.
+    pub stream: bool,
+    /// Whether the client wants the usage chunk of a stream.
+    pub include_usage: bool,
+    /// Number of choices.
+    pub choices: u32,
+    /// Sampling settings that the request states.
+    pub settings: Settings,
+    /// The session fields of the body.
+    pub session: SessionFields,
+    /// Whether the body was not quite JSON and was read with replacements.
+    pub repaired: bool,
+    flags: Vec<String>,
+}
+
+/// Sampling settings that a request states.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Settings {
+    /// Softmax temperature.
+    pub temperature: Option<f32>,
+    /// Nucleus bound.
+    pub top_p: Option<f32>,
+    /// Number of ids kept.
+    pub top_k: Option<i32>,
+    /// Bound relative to the most likely id.
+    pub min_p: Option<f32>,
+    /// Seed of the sampler.
+    pub seed: Option<i64>,
+    /// Limit on new tokens.
+    pub max_tokens: Option<u32>,
+}
+
+/// Body fields that speak about the session.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SessionFields {
+    /// `session_id`.
+    pub id: Option<String>,
+    /// `turn_type`.
+    pub turn_type: Option<String>,
+    /// `session_done`.
+    pub done: bool,
+    /// `prompt_cache_key`, which is the upstream's too and is not removed.
+    pub cache_key: Option<String>,
+}
+
+/// Body fields that are ours alone and are not handed to the engine.
+pub const OWN_FIELDS: &[&str] = &["session_id", "turn_type", "session_done"];
+
+impl ChatRequest {
+    /// Reads a request body. `None` if it is no object with a list of messages.
+    pub fn read(body: &[u8]) -> Option<Self> {
+        let lenient = json::parse(body)?;
+        let repaired = lenient.repaired();
+        let slice = |name: &str| {
+            let range = span::value(&lenient.text, 0, name)?;
+            String::from_utf8(lenient.text[range].to_vec()).ok()
+        };
+        let (messages_text, tools_text) = (slice("messages"), slice("tools"));
+        let Value::Object(mut body) = lenient.value else { return None };
+        let Some(Value::Array(messages)) = body.remove("messages") else { return None };
+        let options = body.get("stream_options");
+        let include_usage = options.and_then(|options| options.get("include_usage"));
+        Some(Self {
+            model: text(&body, "model").unwrap_or_default(),
+            messages_text: messages_text.unwrap_or_else(|| Value::from(messages.clone()).to_string()),
+            messages,
+            tools_text: tools_text.filter(|_| has_tools(&body)),
+            stream: truth(body.get("stream")),
+            include_usage: truth(include_usage),
+            choices: number(&body, "n").map_or(1, |n| n as u32).max(1),
+            settings: Settings::read(&body),
+            session: SessionFields::read(&body),
+            repaired,
+            flags: body.iter().filter(|(_, value)| truth(Some(value))).map(|(key, _)| key.clone()).collect(),
+        })
+    }
+
+    /// Returns whether a member of the request is `true`.
+    pub fn asks(&self, name: &str) -> bool {
+        self.flags.iter().any(|flag| flag == name)
+    }
+}
+
+impl Settings {
+    fn read(body: &Map<String, Value>) -> Self {
+        let max_tokens = number(body, "max_completion_tokens").or_else(|| number(body, "max_tokens"));
+        Self {
+            temperature: number(body, "temperature").map(|value| value as f32),
+            top_p: number(body, "top_p").map(|value| value as f32),
+            top_k: number(body, "top_k").map(|value| value as i32),
+            min_p: number(body, "min_p").map(|value| value as f32),
+            seed: body.get("seed").and_then(Value::as_i64),
+            max_tokens: max_tokens.map(|value| value as u32),
+        }
+    }
+}
+
+impl SessionFields {
+    fn read(body: &Map<String, Value>) -> Self {
+        Self {
+            id: text(body, "session_id"),
+            turn_type: text(body, "turn_type"),
+            done: match body.get("session_done") {
+                Some(Value::String(word)) => is_truthy(word),
+                Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+                other => truth(other),
+            },
+            cache_key: text(body, "prompt_cache_key"),
+        }
+    }
+}
+
+/// Reads a header's or field's word as the reference does.
+pub fn is_truthy(word: &str) -> bool {
+    ["1", "true", "yes", "on"].iter().any(|yes| word.trim().eq_ignore_ascii_case(yes))
+}
+
+fn has_tools(body: &Map<String, Value>) -> bool {
+    body.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty())
+}
+
+fn truth(value: Option<&Value>) -> bool {
+    value.and_then(Value::as_bool).unwrap_or_default()
+}
+
+fn text(body: &Map<String, Value>, name: &str) -> Option<String> {
+    let text = body.get(name)?.as_str()?;
+    (!text.trim().is_empty()).then(|| text.to_owned())
+}
+
+fn number(body: &Map<String, Value>, name: &str) -> Option<f64> {
+    body.get(name)?.as_f64()
+}
