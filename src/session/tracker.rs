@@ -230,7 +230,13 @@ impl Tracker {
     /// Makes an answer known, so that a request may extend it from now on.
     /// Call it before the client can have seen the answer's end. Returns the
     /// turn as it is remembered, or nothing for an empty answer.
-    pub fn answer(&mut self, id: &str, choice: u8, turn_id: &str, answer: (&Value, i64)) -> Option<Known> {
+    pub fn answer(
+        &mut self,
+        id: &str,
+        choice: u8,
+        turn_id: &str,
+        answer: (&Value, i64),
+    ) -> Option<Known> {
         let ticket = self.tickets.get(id)?;
         let (response, at) = answer;
         let key = ticket.key.answered(response)?;
@@ -283,7 +289,8 @@ impl Tracker {
         for turn_id in &session.turns {
             if let Some(entry) = self.turns.get_mut(turn_id).filter(|entry| entry.known.open) {
                 entry.known.open = false;
-                closed.push(Closed { turn_id: turn_id.clone(), session_end: last == Some(turn_id) });
+                closed
+                    .push(Closed { turn_id: turn_id.clone(), session_end: last == Some(turn_id) });
             }
         }
         closed
@@ -389,9 +396,10 @@ impl Tracker {
                     Some((named, _)) => named.clone(),
                     None => self.resent_session(incoming).unwrap_or_else(|| id.clone()),
                 };
-                let fresh = self.sessions.get(&session_id).is_none_or(|session| {
-                    session.turns.is_empty() && session.in_flight == 0
-                });
+                let fresh = self
+                    .sessions
+                    .get(&session_id)
+                    .is_none_or(|session| session.turns.is_empty() && session.in_flight == 0);
                 let branch = if fresh { MAIN.to_owned() } else { tail(&id).to_owned() };
                 (session_id, 1, branch, None)
             }
@@ -432,7 +440,8 @@ impl Tracker {
             self.sessions.iter().filter(|(_, session)| session.in_flight == 0).collect();
         sessions.sort_by_key(|(_, session)| session.last_activity);
         let open = |id: &String| self.turns.get(id).is_some_and(|entry| entry.known.open);
-        let mut surplus = self.turns.len().saturating_sub(self.limits.turns - self.limits.turns / 10);
+        let mut surplus =
+            self.turns.len().saturating_sub(self.limits.turns - self.limits.turns / 10);
         let mut found = Vec::new();
         for (id, session) in sessions {
             if surplus == 0 {
@@ -484,9 +493,8 @@ fn may_follow(known: &Known, incoming: &Incoming<'_>) -> bool {
 /// Chooses among the turns that one history fits.
 fn choose<'a>(mut fits: Vec<&'a Known>, incoming: &Incoming<'_>) -> Choice<'a> {
     if fits.len() > 1 {
-        let near = |known: &&Known| {
-            known.client == incoming.client && known.address == incoming.address
-        };
+        let near =
+            |known: &&Known| known.client == incoming.client && known.address == incoming.address;
         if fits.iter().any(near) {
             fits.retain(near);
         }

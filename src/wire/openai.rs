@@ -81,7 +81,8 @@ impl ChatRequest {
         let include_usage = options.and_then(|options| options.get("include_usage"));
         Some(Self {
             model: text(&body, "model").unwrap_or_default(),
-            messages_text: messages_text.unwrap_or_else(|| Value::from(messages.clone()).to_string()),
+            messages_text: messages_text
+                .unwrap_or_else(|| Value::from(messages.clone()).to_string()),
             messages,
             tools_text: tools_text.filter(|_| has_tools(&body)),
             stream: truth(body.get("stream")),
@@ -90,7 +91,11 @@ impl ChatRequest {
             settings: Settings::read(&body),
             session: SessionFields::read(&body),
             repaired,
-            flags: body.iter().filter(|(_, value)| truth(Some(value))).map(|(key, _)| key.clone()).collect(),
+            flags: body
+                .iter()
+                .filter(|(_, value)| truth(Some(value)))
+                .map(|(key, _)| key.clone())
+                .collect(),
         })
     }
 
@@ -102,7 +107,8 @@ impl ChatRequest {
 
 impl Settings {
     fn read(body: &Map<String, Value>) -> Self {
-        let max_tokens = number(body, "max_completion_tokens").or_else(|| number(body, "max_tokens"));
+        let max_tokens =
+            number(body, "max_completion_tokens").or_else(|| number(body, "max_tokens"));
         Self {
             temperature: number(body, "temperature").map(|value| value as f32),
             top_p: number(body, "top_p").map(|value| value as f32),
