@@ -3,6 +3,7 @@
 
 mod common;
 mod embedded;
+mod files;
 mod progress;
 mod report;
 mod settings;

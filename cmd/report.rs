@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use oclaw::engine;
 use oclaw::sync;
+use oclaw::stage;
+use oclaw::table;
 
 /// How a subcommand that did not fail ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +87,12 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         {
             return (Kind::BrokenPipe, None);
         }
+        if let Some(error) = cause.downcast_ref::<stage::Error>() {
+            return of_stage(error);
+        }
+        if let Some(error) = cause.downcast_ref::<table::Error>() {
+            return of_table(error);
+        }
     }
     (Kind::Failed, None)
 }
@@ -119,6 +127,50 @@ fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
         Error::OtherVersion { .. } => (Kind::Engine, None),
         Error::Engine { source, .. } => of_engine(source),
     }
+}
+
+
+fn of_stage(error: &stage::Error) -> (Kind, Option<String>) {
+    match error {
+        stage::Error::Table(error) => of_table(error),
+        stage::Error::ColumnExists { .. } => hinted(
+            Kind::Usage,
+            "`--replace` computes its columns again, `--fill` only what is missing",
+        ),
+        stage::Error::ColumnMissing { .. } | stage::Error::Note { .. } => (Kind::Failed, None),
+    }
+}
+
+fn of_table(error: &table::Error) -> (Kind, Option<String>) {
+    use table::Error;
+    match error {
+        Error::Write { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
+            (Kind::BrokenPipe, None)
+        }
+        Error::StdinTerminal => hinted(Kind::Usage, "name a file or folder, or pipe a table in"),
+        Error::StdoutTerminal => hinted(
+            Kind::Usage,
+            "write to a file with `-o FILE`, pipe on, or look at it with `| oclaw view`",
+        ),
+        Error::StdinTwice => (Kind::Usage, None),
+        Error::NewerSchema { .. } => hinted(Kind::Failed, "read it with a newer oclaw"),
+        Error::Cut { .. } => {
+            hinted(Kind::Failed, "the stage that wrote it did not finish: look at its message")
+        }
+        Error::Read { .. }
+        | Error::NothingThere { .. }
+        | Error::Empty { .. }
+        | Error::Foreign { .. }
+        | Error::Damaged { .. }
+        | Error::Schema { .. }
+        | Error::Clash { .. }
+        | Error::Write { .. }
+        | Error::Encode { .. } => (Kind::Failed, None),
+    }
+}
+
+fn hinted(kind: Kind, hint: &str) -> (Kind, Option<String>) {
+    (kind, Some(hint.to_owned()))
 }
 
 /// Prints an error and returns its exit code.

@@ -1,4 +1,154 @@
-//! The door.
+//! The door: tables come in and go out here, and nowhere else.
+//!
+//! Input is sniffed, never guessed from a name: Parquet at rest, an Arrow
+//! stream in a pipe. [`Source`] gives batches of one schema, bounded in bytes,
+//! from any mixture of files, folders, patterns and standard input; [`Sink`]
+//! writes a path aside and renames it when it is whole. A file that ends too
+//! early is an error, never a short success. Absent on purpose: what any column
+//! means, beyond its type.
 
-/// Removes what unfinished sinks have written so far.
-pub fn discard_unfinished() {}
+mod inputs;
+mod layout;
+mod merge;
+mod parquet_file;
+mod provenance;
+pub mod row_json;
+mod sink;
+mod size;
+mod source;
+mod spool;
+mod stream;
+
+pub use provenance::{Provenance, StageLine};
+pub use sink::{Sink, discard_unfinished};
+pub use source::{Source, read_turns};
+pub use spool::write_shard;
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::trajectory;
+
+/// A format that a table can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// Parquet, for files.
+    Parquet,
+    /// An Arrow IPC stream, for pipes.
+    Ipc,
+}
+
+/// Where a table goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// A file. Anything there already is replaced, at once, at the end.
+    Path(PathBuf),
+    /// Standard output.
+    Stdout,
+}
+
+/// What can go wrong at the door.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An input cannot be opened or read.
+    #[error("cannot read `{name}`")]
+    Read {
+        /// The input.
+        name: String,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// A pattern or a folder names no table.
+    #[error("`{name}`: no table found ({wanted})")]
+    NothingThere {
+        /// The pattern or folder.
+        name: String,
+        /// What was looked for.
+        wanted: &'static str,
+    },
+    /// Nothing came at all.
+    #[error("`{name}` is empty: zero bytes")]
+    Empty {
+        /// The input.
+        name: String,
+    },
+    /// Nobody pipes a table into standard input.
+    #[error("standard input is a terminal, and no input was named")]
+    StdinTerminal,
+    /// Standard input was named twice, or beside an input that is already there.
+    #[error("standard input can be read only once")]
+    StdinTwice,
+    /// The bytes are neither Parquet nor an Arrow stream.
+    #[error("`{name}` is no table: {found}, wanted Parquet or an Arrow IPC stream")]
+    Foreign {
+        /// The input.
+        name: String,
+        /// What stands there.
+        found: String,
+    },
+    /// The table ends before its end mark.
+    #[error("`{name}` is cut short: {what}")]
+    Cut {
+        /// The input.
+        name: String,
+        /// Which mark is missing.
+        what: String,
+    },
+    /// The table is of a known format and cannot be decoded.
+    #[error("`{name}` is damaged: {reason}")]
+    Damaged {
+        /// The input.
+        name: String,
+        /// The decoder's reason.
+        reason: String,
+    },
+    /// The table was written by a later oclaw.
+    #[error("`{name}` has schema version {found}; this build reads up to {known}")]
+    NewerSchema {
+        /// The input.
+        name: String,
+        /// Version in the file.
+        found: String,
+        /// The newest version that this build knows.
+        known: u32,
+    },
+    /// The table does not hold what the schema demands.
+    #[error("`{name}` breaks the schema")]
+    Schema {
+        /// The input.
+        name: String,
+        /// What is wrong.
+        source: trajectory::Error,
+    },
+    /// Two inputs give one column types that do not go together.
+    #[error("`{name}`: column `{column}` has type {found}, and {wanted} in the inputs before")]
+    Clash {
+        /// The later input.
+        name: String,
+        /// The column.
+        column: String,
+        /// Its type there.
+        found: String,
+        /// Its type before.
+        wanted: String,
+    },
+    /// A table would land on a terminal.
+    #[error("standard output is a terminal: a table is no text")]
+    StdoutTerminal,
+    /// The output cannot be written.
+    #[error("cannot write `{name}`")]
+    Write {
+        /// The output.
+        name: String,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// The output's encoder refused a batch.
+    #[error("cannot encode `{name}`: {reason}")]
+    Encode {
+        /// The output.
+        name: String,
+        /// The encoder's reason.
+        reason: String,
+    },
+}

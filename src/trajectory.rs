@@ -65,7 +65,7 @@ pub enum Error {
     Null {
         /// Name of the column.
         column: &'static str,
-        /// Row, counted from 0 within the batch.
+        /// Row, counted from 0.
         row: usize,
     },
     /// A word column holds a word the schema does not know.
@@ -73,7 +73,7 @@ pub enum Error {
     UnknownWord {
         /// Name of the column.
         column: &'static str,
-        /// Row, counted from 0 within the batch.
+        /// Row, counted from 0.
         row: usize,
         /// The word found.
         found: String,
@@ -81,11 +81,25 @@ pub enum Error {
         wanted: String,
     },
     /// Arrow refused to build or convert an array.
-    #[error("column `{column}`: {source}")]
+    #[error("column `{column}`")]
     Arrow {
         /// Name of the column.
         column: &'static str,
         /// Arrow's own message.
         source: arrow::error::ArrowError,
     },
+}
+
+impl Error {
+    /// Returns the error with its row counted from another one: readers see
+    /// batches, people see files.
+    pub fn from_row(mut self, first: u64) -> Self {
+        match &mut self {
+            Self::Null { row, .. } | Self::UnknownWord { row, .. } => {
+                *row += usize::try_from(first).unwrap_or_default();
+            }
+            Self::MissingColumn { .. } | Self::WrongType { .. } | Self::Arrow { .. } => {}
+        }
+        self
+    }
 }

@@ -107,7 +107,14 @@ macro_rules! primitive {
     )*};
 }
 
-primitive!(u8 = UInt8Type, u16 = UInt16Type, u32 = UInt32Type, f32 = Float32Type, i32 = Int32Type, i8 = Int8Type);
+primitive!(
+    u8 = UInt8Type,
+    u16 = UInt16Type,
+    u32 = UInt32Type,
+    f32 = Float32Type,
+    i32 = Int32Type,
+    i8 = Int8Type
+);
 
 impl Cell for Micros {
     fn data_type() -> DataType {
@@ -339,7 +346,11 @@ impl Cell for Vec<String> {
 
     fn read(array: &dyn Array, row: usize) -> Result<Self, String> {
         let items = array.as_list::<i32>().value(row);
-        Ok(items.as_string::<i32>().iter().map(|item| item.unwrap_or_default().to_owned()).collect())
+        Ok(items
+            .as_string::<i32>()
+            .iter()
+            .map(|item| item.unwrap_or_default().to_owned())
+            .collect())
     }
 }
 

@@ -3,11 +3,11 @@
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
-use arrow::compute::{CastOptions, cast_with_options};
-use arrow::datatypes::{Field, FieldRef, Schema};
+use arrow::compute::{CastOptions, can_cast_types, cast_with_options};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema};
 
-pub use super::cell::Micros;
 use super::cell::Cell;
+pub use super::cell::Micros;
 use super::words::{
     LogProbKind, NextStateKind, RewardSource, SampleKind, SessionSource, Status, TokenSource,
     WeightVersionSource,
@@ -208,7 +208,7 @@ impl<T: Cell> Reader<T> {
         let array = match batch.column_by_name(column) {
             None if T::null().is_some() => None,
             None => return Err(Error::MissingColumn { column }),
-            Some(array) => Some(conform::<T>(array, column)?),
+            Some(array) => Some(conform(array, named(column)?)?),
         };
         Ok(Self { column, array, cell: std::marker::PhantomData })
     }
@@ -216,51 +216,72 @@ impl<T: Cell> Reader<T> {
     fn get(&self, row: usize) -> Result<T, Error> {
         let null = || T::null().ok_or(Error::Null { column: self.column, row });
         match &self.array {
-            Some(array) if array.is_valid(row) => {
-                T::read(array, row).map_err(|found| Error::UnknownWord {
-                    column: self.column,
-                    row,
-                    found,
-                    wanted: T::vocabulary(),
-                })
-            }
+            Some(array) if array.is_valid(row) => T::read(array, row).map_err(|found| {
+                Error::UnknownWord { column: self.column, row, found, wanted: T::vocabulary() }
+            }),
             _ => null(),
         }
     }
 }
 
+/// Finds a column of the schema by its name.
+fn named(name: &'static str) -> Result<&'static Column, Error> {
+    let column = columns().iter().find(|column| column.name == name);
+    column.ok_or(Error::MissingColumn { column: name })
+}
+
+/// Errors unless values of a type can become values of a column's type. Numbers
+/// never become text, nor text numbers: that would hide a foreign file.
+pub fn check_type(column: &Column, found: &DataType) -> Result<(), Error> {
+    let wanted = &column.data_type;
+    match found == wanted || (alike(found, wanted) && can_cast_types(found, wanted)) {
+        true => Ok(()),
+        false => Err(Error::WrongType {
+            column: column.name,
+            found: found.to_string(),
+            wanted: wanted.to_string(),
+        }),
+    }
+}
+
+/// Whether two types differ only in width, encoding or nullability.
+fn alike(found: &DataType, wanted: &DataType) -> bool {
+    match (found, wanted) {
+        (DataType::Null, _) => true,
+        (DataType::Dictionary(_, value), _) => alike(value, wanted),
+        (
+            DataType::List(found)
+            | DataType::LargeList(found)
+            | DataType::ListView(found)
+            | DataType::LargeListView(found)
+            | DataType::FixedSizeList(found, _),
+            DataType::List(wanted),
+        ) => alike(found.data_type(), wanted.data_type()),
+        (DataType::Struct(found), DataType::Struct(wanted)) => {
+            found.len() == wanted.len()
+                && found.iter().zip(wanted).all(|(found, wanted)| {
+                    found.name() == wanted.name() && alike(found.data_type(), wanted.data_type())
+                })
+        }
+        (DataType::Timestamp(..), DataType::Timestamp(..)) => true,
+        (DataType::Boolean, DataType::Boolean) => true,
+        _ if wanted.is_string() => found.is_string(),
+        _ if wanted.is_integer() => found.is_integer(),
+        _ if wanted.is_floating() => found.is_numeric(),
+        _ => false,
+    }
+}
+
 /// Brings a column of another writer (wider integers, other nullability of list
 /// items) to the schema's type, or says why that would lose something.
-fn conform<T: Cell>(array: &ArrayRef, column: &'static str) -> Result<ArrayRef, Error> {
-    let wanted = T::data_type();
-    if *array.data_type() == wanted {
+pub fn conform(array: &ArrayRef, column: &Column) -> Result<ArrayRef, Error> {
+    if *array.data_type() == column.data_type {
         return Ok(array.clone());
     }
-    let wrong = || Error::WrongType {
-        column,
-        found: array.data_type().to_string(),
-        wanted: wanted.to_string(),
-    };
-    let text = |data_type: &arrow::datatypes::DataType| {
-        data_type.is_string()
-    };
-    // Casting a number to text, or the reverse, would hide a foreign file.
-    if text(array.data_type()) != text(&wanted) && !array.data_type().is_null() {
-        let dictionary = matches!(
-            array.data_type(),
-            arrow::datatypes::DataType::Dictionary(_, value) if text(value) && text(&wanted)
-        );
-        if !dictionary {
-            return Err(wrong());
-        }
-    }
+    check_type(column, array.data_type())?;
     let options = CastOptions { safe: false, ..CastOptions::default() };
-    let cast = cast_with_options(array, &wanted, &options)
-        .map_err(|source| Error::Arrow { column, source })?;
-    match *cast.data_type() == wanted {
-        true => Ok(cast),
-        false => Err(wrong()),
-    }
+    cast_with_options(array, &column.data_type, &options)
+        .map_err(|source| Error::Arrow { column: column.name, source })
 }
 
 /// Builds the columns of the given stages. Errors if a required value is

@@ -1,0 +1,130 @@
+//! The files of a stage: the same arguments in every one of them.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+use oclaw::stage::{Existing, Output, Plan};
+use oclaw::table::{Format, Source, StageLine, Target};
+use oclaw::trajectory::Writer;
+use sha2::{Digest, Sha256};
+
+use crate::common::Context;
+
+/// What a command reads.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Inputs {
+    /// Tables: files, spool folders, patterns; `-` or nothing is standard input
+    #[arg(value_name = "IN")]
+    pub(crate) inputs: Vec<PathBuf>,
+}
+
+impl Inputs {
+    /// Opens the tables.
+    pub(crate) fn open(&self) -> anyhow::Result<Source> {
+        Ok(Source::open(&self.inputs)?)
+    }
+}
+
+/// What a stage reads and writes.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Files {
+    #[command(flatten)]
+    pub(crate) inputs: Inputs,
+    /// File to write, whole or not at all [default: standard output]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Format of the output [default: Parquet for files, Arrow IPC for pipes]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) format: Option<FormatName>,
+    /// Compute this stage's columns again where they are there already
+    #[arg(long)]
+    pub(crate) replace: bool,
+    /// Compute only the rows that have no note yet, or whose note failed
+    #[arg(long, conflicts_with = "replace")]
+    pub(crate) fill: bool,
+}
+
+/// A format, as it is typed.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FormatName {
+    /// Parquet
+    Parquet,
+    /// Arrow IPC stream
+    Ipc,
+}
+
+impl Files {
+    /// Opens the tables.
+    pub(crate) fn open(&self) -> anyhow::Result<Source> {
+        self.inputs.open()
+    }
+
+    /// Returns where the table goes.
+    pub(crate) fn output(&self) -> Output {
+        let target = match &self.output {
+            Some(path) if path.as_os_str() != "-" => Target::Path(path.clone()),
+            _ => Target::Stdout,
+        };
+        let format = self.format.map(|format| match format {
+            FormatName::Parquet => Format::Parquet,
+            FormatName::Ipc => Format::Ipc,
+        });
+        Output { target, format }
+    }
+
+    /// Returns the plan of a stage, which its caller may refine.
+    pub(crate) fn plan(
+        &self,
+        context: &Context,
+        writer: Writer,
+        source: &Source,
+    ) -> anyhow::Result<Plan> {
+        let existing = match (self.replace, self.fill) {
+            (true, _) => Existing::Replace,
+            (_, true) => Existing::Fill,
+            _ => Existing::Refuse,
+        };
+        let line = stage_line(context, source)?;
+        Ok(Plan { existing, line, ..Plan::new(writer) })
+    }
+}
+
+/// Returns what a file shall say about this run, unless `--no-provenance`.
+pub(crate) fn stage_line(context: &Context, source: &Source) -> anyhow::Result<Option<StageLine>> {
+    if !context.provenance {
+        return Ok(None);
+    }
+    let mut inputs = Vec::new();
+    for name in source.names() {
+        let path = source.paths().find(|path| path.to_string_lossy() == name);
+        inputs.push(match path {
+            Some(path) => format!("{name} {}", hash(path)?),
+            None => name.to_owned(),
+        });
+    }
+    Ok(Some(StageLine {
+        command: context.command.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        argv: std::env::args().skip(1).collect(),
+        seed: Some(context.seed),
+        inputs,
+    }))
+}
+
+/// Returns the SHA-256 of a file's bytes.
+pub(crate) fn hash(path: &Path) -> anyhow::Result<String> {
+    let reading = || format!("cannot read `{}`", path.display());
+    let mut file = File::open(path).with_context(reading)?;
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match file.read(&mut buffer).with_context(reading)? {
+            0 => break,
+            count => digest.update(&buffer[..count]),
+        }
+    }
+    Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,365 @@
+//! Tables in: any mixture of files, folders, patterns and standard input, read
+//! as one.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Cursor, IsTerminal, Read, Seek};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use arrow::ipc::writer::StreamWriter;
+
+use super::inputs::{self, Place};
+use super::parquet_file::{self, ParquetFile, Part, Rows};
+use super::size::{BATCH_BYTES, pieces};
+use super::stream::{self, Stream};
+use super::{Error, Format, Provenance, merge};
+use crate::trajectory::{Turn, turn};
+
+const STDIN: &str = "standard input";
+
+/// Tables being read, one after the other, as one schema.
+pub struct Source {
+    inputs: Vec<Input>,
+    schema: SchemaRef,
+    provenance: Provenance,
+    /// Index of the input that is being read.
+    at: usize,
+    reader: Option<Reader>,
+    pending: VecDeque<RecordBatch>,
+    /// Rows of the current input that were handed out.
+    handed_out: u64,
+    /// Name of the input and number of the first row of the last batch.
+    place: (String, u64),
+}
+
+struct Input {
+    name: String,
+    bytes: Bytes,
+    rows: Option<u64>,
+}
+
+/// How an input's bytes are reached.
+enum Bytes {
+    /// Opened again each time: a folder may have more shards than a process may
+    /// have open files.
+    Path(PathBuf),
+    /// Held open: it has no name, or none any more.
+    Held(Arc<File>),
+    /// A pipe, which can be read only once.
+    Live(Option<Box<Stream>>),
+}
+
+enum Reader {
+    Parquet(Rows),
+    Stream(Box<Stream>),
+}
+
+impl Reader {
+    fn next(&mut self) -> Result<Option<RecordBatch>, Error> {
+        match self {
+            Self::Parquet(rows) => rows.next(),
+            Self::Stream(stream) => stream.next(),
+        }
+    }
+}
+
+impl Source {
+    /// Opens tables: files, folders of shards, patterns, `-` for standard input,
+    /// which is also what an empty list means. Errors unless each is a
+    /// trajectory table that this build knows, with columns that go together.
+    pub fn open(inputs: &[PathBuf]) -> Result<Self, Error> {
+        let mut opened = Vec::new();
+        let mut schemas = Vec::new();
+        let mut provenance: Option<Provenance> = None;
+        for place in inputs::resolve(inputs)? {
+            let (input, schema) = match place {
+                Place::Path(path) => open_path(&path)?,
+                Place::Stdin => open_stdin()?,
+            };
+            let told = Provenance::read(&input.name, schema.metadata())?;
+            match &mut provenance {
+                None => provenance = Some(told),
+                Some(known) => known.merge(told),
+            }
+            schemas.push((input.name.clone(), schema));
+            opened.push(input);
+        }
+        Ok(Self {
+            inputs: opened,
+            schema: merge::schemas(&schemas)?,
+            provenance: provenance.unwrap_or_default(),
+            at: 0,
+            reader: None,
+            pending: VecDeque::new(),
+            handed_out: 0,
+            place: Default::default(),
+        })
+    }
+
+    /// Returns the schema that every batch has.
+    pub fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    /// Returns what the inputs say about themselves, put together.
+    pub fn provenance(&self) -> &Provenance {
+        &self.provenance
+    }
+
+    /// Returns the number of rows, unless a pipe is among the inputs.
+    pub fn total_rows(&self) -> Option<u64> {
+        self.inputs.iter().map(|input| input.rows).sum()
+    }
+
+    /// Returns the names of the inputs.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.inputs.iter().map(|input| input.name.as_str())
+    }
+
+    /// Returns the paths of the inputs that have one.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.inputs.iter().filter_map(|input| match &input.bytes {
+            Bytes::Path(path) => Some(path.as_path()),
+            Bytes::Held(_) | Bytes::Live(_) => None,
+        })
+    }
+
+    /// Returns the input that the last batch came from, and the number of its
+    /// first row there, counted from 0.
+    pub fn place(&self) -> (&str, u64) {
+        (&self.place.0, self.place.1)
+    }
+
+    /// Returns the next rows, never more than a bounded number of bytes unless
+    /// one row alone weighs more, or nothing at the end.
+    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, Error> {
+        loop {
+            if let Some(batch) = self.pending.pop_front() {
+                self.place = (self.inputs[self.at].name.clone(), self.handed_out);
+                self.handed_out += batch.num_rows() as u64;
+                return Ok(Some(batch));
+            }
+            let Some(input) = self.inputs.get_mut(self.at) else {
+                return Ok(None);
+            };
+            let reader = match &mut self.reader {
+                Some(reader) => reader,
+                closed => closed.insert(input.reader()?),
+            };
+            match reader.next()? {
+                Some(batch) if batch.num_rows() == 0 => {}
+                Some(batch) => {
+                    let batch = merge::align(&input.name, &batch, &self.schema)?;
+                    self.pending.extend(pieces(&batch, BATCH_BYTES));
+                }
+                None => {
+                    self.reader = None;
+                    self.at += 1;
+                    self.handed_out = 0;
+                }
+            }
+        }
+    }
+
+    /// Returns the next rows as turns.
+    pub fn next_turns(&mut self) -> Result<Option<Vec<Turn>>, Error> {
+        let Some(batch) = self.next_batch()? else {
+            return Ok(None);
+        };
+        self.read(&batch).map(Some)
+    }
+
+    /// Reads the batch that was returned last. An error names its input and the
+    /// row there.
+    pub fn read(&self, batch: &RecordBatch) -> Result<Vec<Turn>, Error> {
+        turn::read(batch).map_err(|source| Error::Schema {
+            name: self.place.0.clone(),
+            source: source.from_row(self.place.1),
+        })
+    }
+
+    /// Keeps what comes through a pipe in an unnamed temporary file, so that
+    /// [`Source::rewind`] is possible. To be called before the first batch.
+    pub fn hold(&mut self) -> Result<(), Error> {
+        for input in &mut self.inputs {
+            if let Bytes::Live(stream) = &mut input.bytes
+                && let Some(stream) = stream.take()
+            {
+                let (file, rows) = spool_stream(&input.name, *stream)?;
+                input.bytes = Bytes::Held(Arc::new(file));
+                input.rows = Some(rows);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts again at the first row. Errors on a pipe that was not held.
+    pub fn rewind(&mut self) -> Result<(), Error> {
+        (self.at, self.handed_out, self.reader) = (0, 0, None);
+        self.pending.clear();
+        match self.inputs.iter().any(|input| matches!(input.bytes, Bytes::Live(None))) {
+            true => Err(Error::StdinTwice),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Input {
+    fn reader(&mut self) -> Result<Reader, Error> {
+        match &mut self.bytes {
+            Bytes::Path(path) => {
+                let file = File::open(path)
+                    .map_err(|source| Error::Read { name: self.name.clone(), source })?;
+                reader(&self.name, Arc::new(file))
+            }
+            Bytes::Held(file) => reader(&self.name, file.clone()),
+            Bytes::Live(stream) => stream.take().map(Reader::Stream).ok_or(Error::StdinTwice),
+        }
+    }
+}
+
+fn reader(name: &str, file: Arc<File>) -> Result<Reader, Error> {
+    match sniff(name, &head(name, &file)?)? {
+        Format::Parquet => Ok(Reader::Parquet(ParquetFile::open(name, file)?.rows_reader()?)),
+        Format::Ipc => {
+            let bytes = Box::new(Part::of(file));
+            Ok(Reader::Stream(Box::new(Stream::open(name, bytes)?)))
+        }
+    }
+}
+
+fn head(name: &str, file: &File) -> Result<Vec<u8>, Error> {
+    let mut head = [0; 8];
+    let mut count = 0;
+    while count < head.len() {
+        match file.read_at(&mut head[count..], count as u64) {
+            Ok(0) => break,
+            Ok(read) => count += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(source) => return Err(Error::Read { name: name.to_owned(), source }),
+        }
+    }
+    Ok(head[..count].to_vec())
+}
+
+/// Tells a format by its first bytes.
+fn sniff(name: &str, head: &[u8]) -> Result<Format, Error> {
+    let name = name.to_owned();
+    if head.is_empty() {
+        return Err(Error::Empty { name });
+    }
+    if head.starts_with(parquet_file::MAGIC) {
+        return Ok(Format::Parquet);
+    }
+    if head.starts_with(stream::MAGIC) {
+        return Ok(Format::Ipc);
+    }
+    if parquet_file::MAGIC.starts_with(head) || stream::MAGIC.starts_with(head) {
+        return Err(Error::Cut { name, what: format!("{} bytes", head.len()) });
+    }
+    let found = match head {
+        b"ARROW1\0\0" => "an Arrow file".to_owned(),
+        [0x1f, 0x8b, ..] => "a gzip file".to_owned(),
+        [b'{' | b'[', ..] => "JSON".to_owned(),
+        _ => format!("it starts with `{}`", head.escape_ascii()),
+    };
+    Err(Error::Foreign { name, found })
+}
+
+fn open_path(path: &Path) -> Result<(Input, SchemaRef), Error> {
+    let name = path.display().to_string();
+    let read = |source| Error::Read { name: name.clone(), source };
+    let file = File::open(path).map_err(read)?;
+    if !file.metadata().map_err(read)?.is_file() {
+        return open_live(name, Box::new(file));
+    }
+    open_file(name, Arc::new(file), |_| Bytes::Path(path.to_owned()))
+}
+
+fn open_file(
+    name: String,
+    file: Arc<File>,
+    keep: impl FnOnce(Arc<File>) -> Bytes,
+) -> Result<(Input, SchemaRef), Error> {
+    let (schema, rows) = match sniff(&name, &head(&name, &file)?)? {
+        Format::Parquet => {
+            let parquet = ParquetFile::open(&name, file.clone())?;
+            (parquet.schema(), Some(parquet.rows()))
+        }
+        Format::Ipc => (Stream::open(&name, Box::new(Part::of(file.clone())))?.schema(), None),
+    };
+    Ok((Input { name, bytes: keep(file), rows }, schema))
+}
+
+fn open_stdin() -> Result<(Input, SchemaRef), Error> {
+    let stdin = io::stdin();
+    if stdin.is_terminal() {
+        return Err(Error::StdinTerminal);
+    }
+    let read = |source| Error::Read { name: STDIN.to_owned(), source };
+    // Our own handle: the shared one would read ahead into its buffer.
+    let mut file = File::from(stdin.as_fd().try_clone_to_owned().map_err(read)?);
+    let whole =
+        file.metadata().map_err(read)?.is_file() && file.stream_position().map_err(read)? == 0;
+    match whole {
+        true => open_file(STDIN.to_owned(), Arc::new(file), Bytes::Held),
+        false => open_live(STDIN.to_owned(), Box::new(file)),
+    }
+}
+
+/// Opens a pipe. Parquet has its index at its end, so it must arrive whole first.
+fn open_live(name: String, mut bytes: Box<dyn Read + Send>) -> Result<(Input, SchemaRef), Error> {
+    let read = |source| Error::Read { name: name.clone(), source };
+    let mut head = Vec::new();
+    bytes.by_ref().take(8).read_to_end(&mut head).map_err(read)?;
+    let format = sniff(&name, &head)?;
+    let mut bytes = Cursor::new(head).chain(bytes);
+    match format {
+        Format::Parquet => {
+            let mut file = tempfile::tempfile().map_err(read)?;
+            io::copy(&mut bytes, &mut file).map_err(read)?;
+            open_file(name, Arc::new(file), Bytes::Held)
+        }
+        Format::Ipc => {
+            let stream = Stream::open(&name, Box::new(bytes))?;
+            let schema = stream.schema();
+            Ok((Input { name, bytes: Bytes::Live(Some(Box::new(stream))), rows: None }, schema))
+        }
+    }
+}
+
+fn spool_stream(name: &str, mut stream: Stream) -> Result<(File, u64), Error> {
+    let spool = |reason: arrow::error::ArrowError| Error::Write {
+        name: format!("temporary copy of {name}"),
+        source: super::sink::io_error_of_arrow(reason),
+    };
+    let file = tempfile::tempfile()
+        .map_err(|source| Error::Write { name: format!("temporary copy of {name}"), source })?;
+    let mut writer = StreamWriter::try_new_buffered(file, &stream.schema()).map_err(spool)?;
+    let mut rows = 0;
+    while let Some(batch) = stream.next()? {
+        rows += batch.num_rows() as u64;
+        writer.write(&batch).map_err(spool)?;
+    }
+    let buffered = writer.into_inner().map_err(spool)?;
+    let file = buffered.into_inner().map_err(|error| Error::Write {
+        name: format!("temporary copy of {name}"),
+        source: error.into_error(),
+    })?;
+    Ok((file, rows))
+}
+
+/// Reads every turn of some tables.
+pub fn read_turns(inputs: &[PathBuf]) -> Result<Vec<Turn>, Error> {
+    let mut source = Source::open(inputs)?;
+    let mut found = Vec::new();
+    while let Some(turns) = source.next_turns()? {
+        found.extend(turns);
+    }
+    Ok(found)
+}
