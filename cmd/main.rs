@@ -4,6 +4,7 @@
 mod common;
 mod embedded;
 mod files;
+mod convert;
 mod progress;
 mod report;
 mod settings;
@@ -40,12 +41,14 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     SyncWeights(sync_weights::Args),
+    Convert(convert::Args),
 }
 
 impl Command {
     fn run(self, context: &Context) -> anyhow::Result<Exit> {
         match self {
             Self::SyncWeights(args) => sync_weights::run(args, context),
+            Self::Convert(args) => convert::run(args, context),
         }
     }
 }

@@ -8,6 +8,8 @@ pub mod trajectory;
 pub mod table;
 pub mod stage;
 pub mod wire;
+pub mod tensors;
+pub mod gguf;
 pub mod template;
 pub mod session;
 pub mod capture;

@@ -1,0 +1,98 @@
+//! Keys and values of one sequence, kept in f32: attention over one bf16 query
+//! row is several times slower on a CPU, and f32 loses nothing.
+
+use tch::{Device, Kind, Tensor};
+
+use super::config::Config;
+
+/// Tokens by which a full cache grows.
+const CHUNK: i64 = 256;
+
+/// Keys and values of the tokens a sequence has been fed so far.
+#[derive(Debug)]
+pub struct Cache {
+    /// Per layer: keys and values, `[key heads, capacity, head_dim]` each.
+    layers: Vec<(Tensor, Tensor)>,
+    length: i64,
+    capacity: i64,
+    heads: i64,
+    head_dim: i64,
+    device: Device,
+}
+
+impl Cache {
+    pub(super) fn new(config: &Config, device: Device) -> Self {
+        let (heads, head_dim) = (config.num_key_value_heads, config.head_dim);
+        let empty = || Tensor::zeros([heads, 0, head_dim], (Kind::Float, device));
+        let layers = (0..config.num_hidden_layers).map(|_| (empty(), empty())).collect();
+        Self { layers, length: 0, capacity: 0, heads, head_dim, device }
+    }
+
+    /// Returns the number of tokens held.
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Returns whether no token is held.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Forgets all but the first `length` tokens.
+    pub fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length as i64);
+    }
+
+    /// Returns a copy of the first `length` tokens: another sequence with the
+    /// same beginning.
+    pub fn fork(&self, length: usize) -> Self {
+        let length = self.length.min(length as i64);
+        let copy = |tensor: &Tensor| tensor.narrow(1, 0, length).copy();
+        let layers = self.layers.iter().map(|(keys, values)| (copy(keys), copy(values))).collect();
+        Self { layers, length, capacity: length, ..*self }
+    }
+
+    /// Returns the bytes held.
+    pub fn bytes(&self) -> usize {
+        self.layers.len() * 2 * (self.heads * self.capacity * self.head_dim) as usize * 4
+    }
+
+    pub(super) fn length(&self) -> i64 {
+        self.length
+    }
+
+    /// Makes room for `more` tokens.
+    pub(super) fn reserve(&mut self, more: i64) {
+        let needed = self.length + more;
+        if needed <= self.capacity {
+            return;
+        }
+        let capacity = (needed + CHUNK - 1) / CHUNK * CHUNK;
+        let grown = |old: &Tensor| {
+            let new =
+                Tensor::zeros([self.heads, capacity, self.head_dim], (Kind::Float, self.device));
+            new.narrow(1, 0, self.length).copy_(&old.narrow(1, 0, self.length));
+            new
+        };
+        self.layers = self.layers.iter().map(|(keys, values)| (grown(keys), grown(values))).collect();
+        self.capacity = capacity;
+    }
+
+    /// Writes new tokens of one layer behind the held ones and returns all keys
+    /// and values, `[1, key heads, L, head_dim]`. The length stays until
+    /// [`Cache::advance`], because every layer writes at the same place.
+    pub(super) fn extend(&mut self, layer: usize, keys: &Tensor, values: &Tensor) -> (Tensor, Tensor) {
+        let added = keys.size()[0];
+        let (all_keys, all_values) = &self.layers[layer];
+        let write = |all: &Tensor, new: &Tensor| {
+            all.narrow(1, self.length, added).copy_(&new.transpose(0, 1));
+            all.narrow(1, 0, self.length + added).unsqueeze(0)
+        };
+        (write(all_keys, keys), write(all_values, values))
+    }
+
+    /// Counts tokens in that every layer has written.
+    pub(super) fn advance(&mut self, added: i64) {
+        self.length += added;
+    }
+}

@@ -1,0 +1,331 @@
+//! The decoder of all three families, top to bottom: linear, attention, MLP,
+//! layer, model. Field names are checkpoint names. Shapes: T tokens of all
+//! sequences one after another, H hidden, D head width.
+
+use std::collections::HashMap;
+
+use tch::{Device, Kind, Tensor};
+
+use super::cache::Cache;
+use super::config::Config;
+use super::rotary::{Rotary, Rotation};
+use super::{Error, Family};
+
+/// An f32 product of fewer rows takes another path in libtorch and differs in
+/// the last bits; padded to this, a row does not depend on its neighbours.
+const STEADY_ROWS: i64 = 8;
+
+/// The weights by name while the layers take theirs.
+struct Weights<'a> {
+    by_name: HashMap<&'a str, &'a Tensor>,
+}
+
+impl Weights<'_> {
+    fn take(&self, name: &str) -> Result<Tensor, Error> {
+        // The loader has compared the names with the configuration already.
+        self.by_name.get(name).map(|tensor| tensor.shallow_clone()).ok_or_else(|| {
+            Error::MissingTensor { folder: Default::default(), name: name.to_owned(), wanted: vec![] }
+        })
+    }
+
+    fn linear(&self, name: &str, bias: bool) -> Result<Linear, Error> {
+        let weight = self.take(&format!("{name}.weight"))?;
+        let bias = bias.then(|| self.take(&format!("{name}.bias"))).transpose()?;
+        Ok(Linear { weight, bias })
+    }
+}
+
+#[derive(Debug)]
+struct Linear {
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl Linear {
+    /// f32 in, f32 out, whatever the type of the weight.
+    fn apply(&self, x: &Tensor) -> Tensor {
+        let kind = self.weight.kind();
+        if kind == Kind::Float {
+            return x.linear(&self.weight, self.bias.as_ref());
+        }
+        let product = x.to_kind(kind).linear(&self.weight, None::<&Tensor>).to_kind(Kind::Float);
+        match &self.bias {
+            Some(bias) => product + bias,
+            None => product,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Norm {
+    weight: Tensor,
+    eps: f64,
+}
+
+impl Norm {
+    fn apply(&self, x: &Tensor) -> Tensor {
+        x.rms_norm(self.weight.size(), Some(&self.weight), self.eps)
+    }
+}
+
+#[derive(Debug)]
+struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    /// Qwen3 only.
+    q_norm: Option<Norm>,
+    /// Qwen3 only.
+    k_norm: Option<Norm>,
+    head_dim: i64,
+}
+
+impl Attention {
+    /// Returns rotated queries `[T, heads, D]`, rotated keys and values
+    /// `[T, key heads, D]`.
+    fn project(&self, x: &Tensor, rotation: &Rotation) -> (Tensor, Tensor, Tensor) {
+        let heads = |flat: Tensor| flat.view([flat.size()[0], -1, self.head_dim]);
+        let normed = |x: Tensor, norm: &Option<Norm>| match norm {
+            Some(norm) => norm.apply(&x),
+            None => x,
+        };
+        let queries = normed(heads(self.q_proj.apply(x)), &self.q_norm);
+        let keys = normed(heads(self.k_proj.apply(x)), &self.k_norm);
+        let values = heads(self.v_proj.apply(x));
+        (rotation.apply(&queries), rotation.apply(&keys), values)
+    }
+}
+
+#[derive(Debug)]
+struct Mlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+impl Mlp {
+    fn apply(&self, x: &Tensor) -> Tensor {
+        self.down_proj.apply(&(self.gate_proj.apply(x).silu() * self.up_proj.apply(x)))
+    }
+}
+
+#[derive(Debug)]
+struct Layer {
+    input_layernorm: Norm,
+    self_attn: Attention,
+    post_attention_layernorm: Norm,
+    mlp: Mlp,
+}
+
+impl Layer {
+    fn new(config: &Config, weights: &Weights<'_>, index: i64) -> Result<Self, Error> {
+        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let norm = |part: &str| -> Result<Norm, Error> {
+            let weight = weights.take(&name(&format!("{part}.weight")))?;
+            Ok(Norm { weight, eps: config.rms_norm_eps })
+        };
+        let linear = |part: &str, bias: bool| weights.linear(&name(part), bias);
+        let head_norm = |part: &str| match config.family {
+            Family::Qwen3 => norm(part).map(Some),
+            Family::Llama | Family::Qwen2 => Ok(None),
+        };
+        Ok(Self {
+            input_layernorm: norm("input_layernorm")?,
+            self_attn: Attention {
+                q_proj: linear("self_attn.q_proj", config.attention_bias)?,
+                k_proj: linear("self_attn.k_proj", config.attention_bias)?,
+                v_proj: linear("self_attn.v_proj", config.attention_bias)?,
+                o_proj: linear("self_attn.o_proj", config.output_bias)?,
+                q_norm: head_norm("self_attn.q_norm")?,
+                k_norm: head_norm("self_attn.k_norm")?,
+                head_dim: config.head_dim,
+            },
+            post_attention_layernorm: norm("post_attention_layernorm")?,
+            mlp: Mlp {
+                gate_proj: linear("mlp.gate_proj", config.mlp_bias)?,
+                up_proj: linear("mlp.up_proj", config.mlp_bias)?,
+                down_proj: linear("mlp.down_proj", config.mlp_bias)?,
+            },
+        })
+    }
+}
+
+/// The network without its head's sampling and without its files.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    embed_tokens: Tensor,
+    layers: Vec<Layer>,
+    norm: Norm,
+    lm_head: Linear,
+    rotary: Rotary,
+    device: Device,
+}
+
+impl Decoder {
+    pub(super) fn new(
+        config: &Config,
+        parameters: &[(String, Tensor)],
+        device: Device,
+    ) -> Result<Self, Error> {
+        let by_name = parameters.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let weights = Weights { by_name };
+        let embed_tokens = weights.take("model.embed_tokens.weight")?;
+        let lm_head = match config.tie_word_embeddings {
+            true => Linear { weight: embed_tokens.shallow_clone(), bias: None },
+            false => weights.linear("lm_head", false)?,
+        };
+        let layers = (0..config.num_hidden_layers).map(|index| Layer::new(config, &weights, index));
+        Ok(Self {
+            embed_tokens,
+            layers: layers.collect::<Result<_, _>>()?,
+            norm: Norm { weight: weights.take("model.norm.weight")?, eps: config.rms_norm_eps },
+            lm_head,
+            rotary: Rotary::new(config, device),
+            device,
+        })
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Runs packed sequences without a cache.
+    pub(super) fn hidden(&self, ids: &Tensor, lengths: &[i64]) -> Tensor {
+        let positions: Vec<i64> = lengths.iter().flat_map(|&length| 0..length).collect();
+        self.run(ids, &positions, |_, queries, keys, values| {
+            let mut start = 0;
+            let outputs = lengths.iter().map(|&length| {
+                // [L, heads, D] -> [1, heads, L, D]
+                let part = |x: &Tensor| x.narrow(0, start, length).transpose(0, 1).unsqueeze(0);
+                let output = attend(&part(queries), &part(keys), &part(values), &Mask::Causal);
+                start += length;
+                output
+            });
+            outputs.collect()
+        })
+    }
+
+    /// Returns the logits of hidden states.
+    pub(super) fn head(&self, hidden: &Tensor) -> Tensor {
+        let rows = hidden.size()[0];
+        let padded = pad_rows(hidden, self.padding(rows));
+        self.lm_head.apply(&padded).narrow(0, 0, rows)
+    }
+
+    /// Feeds each sequence its next tokens; returns the logits after the last.
+    pub(super) fn step(&self, batch: &mut [(&[i64], &mut Cache)]) -> Tensor {
+        let mut ids = Vec::new();
+        let mut positions = Vec::new();
+        let mut last_rows = Vec::new();
+        let mut masks = Vec::new();
+        for (tokens, cache) in batch.iter_mut() {
+            let (past, added) = (cache.length(), tokens.len() as i64);
+            cache.reserve(added);
+            ids.extend_from_slice(tokens);
+            positions.extend(past..past + added);
+            last_rows.push(ids.len() as i64 - 1);
+            masks.push(Mask::of(past, added, self.device));
+        }
+        let ids = Tensor::from_slice(&ids).to_device(self.device);
+        let hidden = self.run(&ids, &positions, |layer, queries, keys, values| {
+            let mut start = 0;
+            let sequences = batch.iter_mut().zip(&masks);
+            let outputs = sequences.map(|((tokens, cache), mask)| {
+                let length = tokens.len() as i64;
+                let part = |x: &Tensor| x.narrow(0, start, length);
+                let (keys, values) = cache.extend(layer, &part(keys), &part(values));
+                let queries = part(queries).transpose(0, 1).unsqueeze(0);
+                start += length;
+                attend(&queries, &keys, &values, mask)
+            });
+            outputs.collect()
+        });
+        for (tokens, cache) in batch.iter_mut() {
+            cache.advance(tokens.len() as i64);
+        }
+        let last_rows = Tensor::from_slice(&last_rows).to_device(self.device);
+        self.head(&hidden.index_select(0, &last_rows))
+    }
+
+    /// Runs all layers. `attention` gets the layer's number, queries
+    /// `[T, heads, D]`, keys and values, and returns one `[L, heads * D]` per
+    /// sequence, in order.
+    fn run(
+        &self,
+        ids: &Tensor,
+        positions: &[i64],
+        mut attention: impl FnMut(usize, &Tensor, &Tensor, &Tensor) -> Vec<Tensor>,
+    ) -> Tensor {
+        let rows = positions.len() as i64;
+        let padding = self.padding(rows);
+        let positions = Tensor::from_slice(positions).to_device(self.device);
+        let rotation = self.rotary.at(&pad_rows(&positions, padding));
+        let ids = pad_rows(&ids.to_device(self.device), padding);
+        let mut x = Tensor::embedding(&self.embed_tokens, &ids, -1, false, false).to_kind(Kind::Float);
+        for (index, layer) in self.layers.iter().enumerate() {
+            let normed = layer.input_layernorm.apply(&x);
+            let (queries, keys, values) = layer.self_attn.project(&normed, &rotation);
+            let outputs = attention(index, &queries, &keys, &values);
+            let attended = pad_rows(&Tensor::cat(&outputs, 0), padding);
+            x = &x + layer.self_attn.o_proj.apply(&attended);
+            x = &x + layer.mlp.apply(&layer.post_attention_layernorm.apply(&x));
+        }
+        self.norm.apply(&x).narrow(0, 0, rows)
+    }
+
+    /// Returns the rows to add so that a product is steady. bf16 products are so
+    /// for any number of rows.
+    fn padding(&self, rows: i64) -> i64 {
+        match self.embed_tokens.kind() {
+            Kind::Float => (STEADY_ROWS - rows).max(0),
+            _ => 0,
+        }
+    }
+}
+
+fn pad_rows(x: &Tensor, rows: i64) -> Tensor {
+    if rows == 0 {
+        return x.shallow_clone();
+    }
+    let mut size = x.size();
+    size[0] = rows;
+    Tensor::cat(&[x, &Tensor::zeros(&size, (x.kind(), x.device()))], 0)
+}
+
+/// Which keys a query may see.
+enum Mask {
+    /// All: a single query at the end.
+    None,
+    /// Those up to its own place; queries and keys start together.
+    Causal,
+    /// The same with keys that are older than the first query.
+    Given(Tensor),
+}
+
+impl Mask {
+    fn of(past: i64, added: i64, device: Device) -> Self {
+        match (past, added) {
+            (_, 1) => Self::None,
+            (0, _) => Self::Causal,
+            _ => {
+                let all = Tensor::ones([added, past + added], (Kind::Bool, device));
+                Self::Given(all.tril(past))
+            }
+        }
+    }
+}
+
+/// Attention of one sequence: `[1, heads, L, D]` queries over `[1, key heads,
+/// P, D]` keys and values, to `[L, heads * D]`.
+fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor, mask: &Mask) -> Tensor {
+    let (mask, causal) = match mask {
+        Mask::None => (None, false),
+        Mask::Causal => (None, true),
+        Mask::Given(mask) => (Some(mask), false),
+    };
+    let output =
+        Tensor::scaled_dot_product_attention(queries, keys, values, mask, 0.0, causal, None, true);
+    let length = queries.size()[2];
+    output.squeeze_dim(0).transpose(0, 1).reshape([length, -1])
+}
