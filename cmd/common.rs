@@ -16,6 +16,7 @@ use crate::settings::{Parsed, Setting};
 
 /// Flags that mean the same in every subcommand.
 #[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Common options")]
 pub(crate) struct Shared {
     /// Read settings from this TOML file
     #[arg(long, global = true, value_name = "FILE")]
@@ -163,7 +164,10 @@ fn print_settings(command: &str, settings: &[Setting]) -> anyhow::Result<()> {
 }
 
 /// The error of a command that this build cannot do.
-#[cfg_attr(feature = "torch", expect(dead_code, reason = "only a build without torch lacks anything"))]
+#[cfg_attr(
+    feature = "torch",
+    expect(dead_code, reason = "only a build without torch lacks anything")
+)]
 pub(crate) fn needs_torch(what: &str) -> anyhow::Error {
     Failure::usage(format!("{what} needs the `torch` feature, which this build lacks"))
         .hint("build with `cargo build --release` (default features)")

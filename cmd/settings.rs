@@ -40,7 +40,8 @@ fn parse_from(command: Command, argv: Vec<OsString>) -> Result<Parsed, clap::Err
     let mut file = ConfigFile::default();
     if let Some(path) = &config {
         file = ConfigFile::read(path).map_err(|message| refuse(&mut command, &message))?;
-        command = file.apply(command).map_err(|message| refuse(&mut Command::new("oclaw"), &message))?;
+        command =
+            file.apply(command).map_err(|message| refuse(&mut Command::new("oclaw"), &message))?;
     }
     let described = command.clone();
     let matches = command.try_get_matches_from(argv)?;
@@ -109,14 +110,24 @@ impl ConfigFile {
                     for (inner, value) in section {
                         let at = line(inner.span().start);
                         let values = values(value.get_ref()).ok_or_else(|| {
-                            format!("config `{name}` line {at}: `{}.{}` has a type that no flag takes", key.get_ref(), inner.get_ref())
+                            format!(
+                                "config `{name}` line {at}: `{}.{}` has a type that no flag takes",
+                                key.get_ref(),
+                                inner.get_ref()
+                            )
                         })?;
-                        keys.insert((key.get_ref().to_string(), inner.get_ref().to_string()), (values, at));
+                        keys.insert(
+                            (key.get_ref().to_string(), inner.get_ref().to_string()),
+                            (values, at),
+                        );
                     }
                 }
                 value => {
                     let values = values(value).ok_or_else(|| {
-                        format!("config `{name}` line {at}: `{}` has a type that no flag takes", key.get_ref())
+                        format!(
+                            "config `{name}` line {at}: `{}` has a type that no flag takes",
+                            key.get_ref()
+                        )
                     })?;
                     keys.insert((String::new(), key.get_ref().to_string()), (values, at));
                 }
@@ -140,8 +151,17 @@ impl ConfigFile {
             };
             let arg = scope.get_arguments().find(|arg| arg.get_long() == Some(key.as_str()));
             let Some(id) = arg.filter(|arg| settable(arg)).map(|arg| arg.get_id().clone()) else {
-                let known = names(scope.get_arguments().filter(|arg| settable(arg)).filter_map(|arg| arg.get_long()));
-                let scope = if section.is_empty() { "at the top".to_owned() } else { format!("in `[{section}]`") };
+                let known = names(
+                    scope
+                        .get_arguments()
+                        .filter(|arg| settable(arg))
+                        .filter_map(|arg| arg.get_long()),
+                );
+                let scope = if section.is_empty() {
+                    "at the top".to_owned()
+                } else {
+                    format!("in `[{section}]`")
+                };
                 return Err(format!("{place}: no setting `{key}` {scope}; settings are {known}"));
             };
             let defaults = values.clone();
@@ -165,7 +185,8 @@ fn settable(arg: &clap::Arg) -> bool {
 }
 
 fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
-    let mut names: Vec<_> = names.filter(|name| *name != "help").map(|name| format!("`{name}`")).collect();
+    let mut names: Vec<_> =
+        names.filter(|name| *name != "help").map(|name| format!("`{name}`")).collect();
     names.sort();
     names.join(", ")
 }
@@ -216,7 +237,8 @@ fn settings(command: &Command, matches: &ArgMatches, file: &ConfigFile) -> Vec<S
             _ => inner.get_raw(id).map_or_else(
                 || "(none)".to_owned(),
                 |values| {
-                    let values: Vec<_> = values.map(|value| value.to_string_lossy().into_owned()).collect();
+                    let values: Vec<_> =
+                        values.map(|value| value.to_string_lossy().into_owned()).collect();
                     values.join(" ")
                 },
             ),

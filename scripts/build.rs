@@ -15,10 +15,7 @@ fn main() {
     };
     // The link's target, so that a binary outlives a moved `.libtorch`.
     match Path::new(&libtorch).canonicalize() {
-        Ok(folder) => println!(
-            "cargo:rustc-link-arg=-Wl,-rpath,{}",
-            folder.join("lib").display()
-        ),
+        Ok(folder) => println!("cargo:rustc-link-arg=-Wl,-rpath,{}", folder.join("lib").display()),
         Err(error) => println!(
             "cargo:warning=LIBTORCH {} cannot be read ({error}): run scripts/setup-libtorch.sh",
             Path::new(&libtorch).display()

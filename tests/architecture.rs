@@ -67,7 +67,8 @@ fn faults(name: &str, room: &str, text: &str) -> Vec<String> {
             found.push(format!("{name}:{}: import one room per line", number + 1));
         }
         for use_of in code.split("crate::").skip(1) {
-            let used: String = use_of.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let used: String =
+                use_of.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
             let known = MAY_IMPORT.iter().any(|(known, _)| *known == used);
             if known && used != room && !allowed.contains(&used.as_str()) {
                 found.push(format!("{name}:{}: `{room}` may not import `{used}`", number + 1));

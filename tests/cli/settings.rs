@@ -1,1 +1,129 @@
+//! Flag over environment over file over default, for every flag alike.
 
+use std::fs;
+
+use crate::harness::oclaw;
+
+/// Resolves the settings of `sync-weights` and returns the line of `--tries`.
+fn tries(
+    folder: &tempfile::TempDir,
+    config: Option<&str>,
+    env: Option<&str>,
+    flag: Option<&str>,
+) -> String {
+    let mut command = oclaw();
+    command.args(["sync-weights", "policy", "--engine", "http://127.0.0.1:1", "--show-settings"]);
+    if let Some(text) = config {
+        let path = folder.path().join("oclaw.toml");
+        fs::write(&path, text).unwrap();
+        command.arg("--config").arg("oclaw.toml");
+    }
+    if let Some(value) = env {
+        command.env("OCLAW_SYNC_WEIGHTS_TRIES", value);
+    }
+    if let Some(value) = flag {
+        command.args(["--tries", value]);
+    }
+    let output = command.current_dir(folder.path()).assert().success();
+    let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    let line = text.lines().find(|line| line.starts_with("tries ")).unwrap();
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn flag_over_environment_over_file_over_default() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = Some("# a comment\n[sync-weights]\ntries = 5\n");
+    assert_eq!(tries(&folder, None, None, None), "tries = 3 # default");
+    assert_eq!(tries(&folder, file, None, None), "tries = 5 # oclaw.toml:3");
+    assert_eq!(tries(&folder, file, Some("6"), None), "tries = 6 # OCLAW_SYNC_WEIGHTS_TRIES");
+    assert_eq!(tries(&folder, file, Some("6"), Some("7")), "tries = 7 # command line");
+    assert_eq!(tries(&folder, Some(""), None, None), "tries = 3 # default");
+}
+
+/// Runs with a configuration file that must be refused; returns the message.
+fn refused(config: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("oclaw.toml"), config).unwrap();
+    let output = oclaw()
+        .args([
+            "sync-weights",
+            "policy",
+            "--engine",
+            "http://127.0.0.1:1",
+            "--config",
+            "oclaw.toml",
+        ])
+        .current_dir(folder.path())
+        .assert()
+        .code(2);
+    assert!(output.get_output().stdout.is_empty());
+    String::from_utf8(output.get_output().stderr.clone()).unwrap()
+}
+
+#[test]
+fn a_misspelt_setting_stops_the_program_with_its_line() {
+    let message = refused("[sync-weights]\ntrys = 5\n");
+    assert!(
+        message.contains("`oclaw.toml` line 2: no setting `trys` in `[sync-weights]`"),
+        "{message}"
+    );
+    assert!(message.contains("`tries`"), "{message}");
+}
+
+#[test]
+fn a_misspelt_section_stops_the_program_with_its_line() {
+    let message = refused("\n[sync_weights]\ntries = 5\n");
+    assert!(message.contains("line 3: no section `[sync_weights]`"), "{message}");
+    assert!(message.contains("`sync-weights`"), "{message}");
+}
+
+#[test]
+fn a_key_in_the_wrong_place_a_wrong_type_and_broken_toml_are_refused() {
+    let message = refused("tries = 5\n");
+    assert!(message.contains("line 1: no setting `tries` at the top"), "{message}");
+    let message = refused("[sync-weights]\ntries = \"many\"\n");
+    assert!(message.contains("invalid value 'many' for '--tries <N>'"), "{message}");
+    let message = refused("[sync-weights]\ntries = { a = 1 }\n");
+    assert!(
+        message.contains("line 2: `sync-weights.tries` has a type that no flag takes"),
+        "{message}"
+    );
+    let message = refused("[sync-weights\n");
+    assert!(message.contains("config `oclaw.toml`"), "{message}");
+}
+
+#[test]
+fn a_configuration_file_that_was_named_must_exist() {
+    let output = oclaw()
+        .args(["sync-weights", "p", "--engine", "x", "--config", "none.toml"])
+        .assert()
+        .code(2);
+    let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(message.contains("cannot read config `none.toml`"), "{message}");
+}
+
+#[test]
+fn shared_flags_stand_at_the_top_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("oclaw.toml"), "seed = 9\n").unwrap();
+    let output = oclaw()
+        .args(["sync-weights", "p", "--engine", "x", "--show-settings", "--config", "oclaw.toml"])
+        .current_dir(folder.path())
+        .assert()
+        .success();
+    let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    let seed = text.lines().find(|line| line.starts_with("seed")).unwrap();
+    assert!(seed.ends_with("= 9  # oclaw.toml:1"), "{text}");
+}
+
+#[test]
+fn help_and_version_are_data_on_stdout_and_no_arguments_are_wrong_usage() {
+    for arguments in [&["--help"][..], &["--version"], &["sync-weights", "--help"]] {
+        let output = oclaw().args(arguments).assert().success();
+        assert!(!output.get_output().stdout.is_empty());
+        assert!(output.get_output().stderr.is_empty());
+    }
+    oclaw().assert().code(2);
+    oclaw().arg("no-such-command").assert().code(2);
+}
