@@ -23,7 +23,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("journal", &["trajectory", "table"]),
     ("engine", &["wire"]),
     ("judge", &["trajectory", "wire", "template", "engine"]),
-    ("hint", &["trajectory", "wire", "template", "engine"]),
+    ("hint", &["trajectory", "wire", "template", "engine", "judge"]),
     ("teacher_lp", &["trajectory", "template", "engine"]),
     ("advantage", &["trajectory"]),
     ("proxy", &["trajectory", "wire", "session", "capture", "journal", "engine"]),
