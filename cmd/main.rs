@@ -1,14 +1,18 @@
 //! The `oclaw` program: parses the command line, runs one subcommand, turns its
 //! result into an exit code.
 
+mod asking;
 mod common;
 mod embedded;
 mod files;
 mod convert;
+mod hint;
+mod judge;
 mod progress;
 mod report;
 mod settings;
 mod sync_weights;
+mod teacher_lp;
 
 use std::process::ExitCode;
 
@@ -40,6 +44,9 @@ struct Cli {
 /// The subcommands, in the order of the loop.
 #[derive(Subcommand, Debug)]
 enum Command {
+    Judge(judge::Args),
+    Hint(hint::Args),
+    TeacherLp(teacher_lp::Args),
     SyncWeights(sync_weights::Args),
     Convert(convert::Args),
 }
@@ -47,6 +54,9 @@ enum Command {
 impl Command {
     fn run(self, context: &Context) -> anyhow::Result<Exit> {
         match self {
+            Self::Judge(args) => judge::run(args, context),
+            Self::Hint(args) => hint::run(args, context),
+            Self::TeacherLp(args) => teacher_lp::run(args, context),
             Self::SyncWeights(args) => sync_weights::run(args, context),
             Self::Convert(args) => convert::run(args, context),
         }

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use oclaw::engine;
+use oclaw::judge;
+use oclaw::template;
 use oclaw::sync;
 use oclaw::stage;
 use oclaw::table;
@@ -87,6 +89,12 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         {
             return (Kind::BrokenPipe, None);
         }
+        if let Some(error) = cause.downcast_ref::<judge::Error>() {
+            return of_judge(error);
+        }
+        if let Some(error) = cause.downcast_ref::<template::Error>() {
+            return of_template(error);
+        }
         if let Some(error) = cause.downcast_ref::<stage::Error>() {
             return of_stage(error);
         }
@@ -129,6 +137,34 @@ fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
     }
 }
 
+
+fn of_judge(error: &judge::Error) -> (Kind, Option<String>) {
+    use judge::Error;
+    match error {
+        Error::Rules { .. } => hinted(Kind::Usage, "`oclaw judge --show-rules` prints an example"),
+        Error::Prompt { .. } => {
+            hinted(Kind::Usage, "let it ask for `\\boxed{1}`, `\\boxed{0}` or `\\boxed{-1}`")
+        }
+        Error::Turn { .. } => (Kind::Failed, None),
+    }
+}
+
+fn of_template(error: &template::Error) -> (Kind, Option<String>) {
+    use template::Error;
+    match error {
+        Error::NoTemplate { .. } => hinted(Kind::Failed, "is it a chat model's folder?"),
+        Error::Read { .. }
+        | Error::Malformed { .. }
+        | Error::Syntax { .. }
+        | Error::Render { .. }
+        | Error::ToolArguments { .. }
+        | Error::UnsupportedContent { .. }
+        | Error::NotAMessage { .. }
+        | Error::Reserved { .. }
+        | Error::Tokenize { .. }
+        | Error::UnknownId { .. } => (Kind::Failed, None),
+    }
+}
 
 fn of_stage(error: &stage::Error) -> (Kind, Option<String>) {
     match error {

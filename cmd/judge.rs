@@ -1,0 +1,199 @@
+//! `oclaw judge`.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use comfy_table::Table;
+use oclaw::judge::{self, Exchange, Quoting, Rules, Verdict};
+use oclaw::stage::{self, Tally};
+use oclaw::trajectory::{Turn, Writer};
+
+use crate::asking::{self, Asker, Asking, Calls};
+use crate::common::Context;
+use crate::files::Files;
+use crate::progress;
+use crate::report::{Exit, Failure};
+
+/// Judge each answer by what came after it: 1 good, -1 to be done over, 0 open.
+///
+/// Fills `score`, `votes`, `judge_text` and `judge_error`. Turns that nothing
+/// came after, and turns with an explicit reward, which outranks any judge, are
+/// left without a score; that is no failure. Of the others each is put to a
+/// model `--votes` times (`--engine` or `--model`), or to rules (`--rules`).
+///
+/// A vote is the last `\boxed{1}`, `\boxed{0}` or `\boxed{-1}` of the answer
+/// outside its thinking: an optional sign and one digit, nothing else in the
+/// braces. Any other number, a cut answer, or none at all is no vote. The most
+/// frequent vote is the score, a tie is 0, no vote is null with the reason in
+/// `judge_error`.
+///
+/// The model sees the last request (4000 characters of it), the answer (8000)
+/// and the next state (8000, shared evenly by its messages); of a longer text
+/// the first two thirds and the last third, with the number of characters left
+/// out between. It never sees log-probs, ids or the rest of the conversation.
+///
+/// Exit code 3 means that some turn was tried and got no score.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
+    asking: Asking,
+    /// Judge by rules: the built-in ones, or those of a TOML file
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        conflicts_with_all = ["engine", "model"]
+    )]
+    rules: Option<String>,
+    /// Print the rules (the built-in ones are the example to start from), and stop
+    #[arg(long)]
+    show_rules: bool,
+}
+
+/// Judges a table.
+pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    let file = args.rules.as_deref().filter(|file| !file.is_empty());
+    if args.show_rules {
+        return show_rules(file);
+    }
+    let rules = match (&args.rules, file) {
+        (None, _) => None,
+        (Some(_), None) => Some(Rules::built_in()?),
+        (Some(_), Some(file)) => Some(Rules::load(Path::new(file))?),
+    };
+    if rules.is_none() && !args.asking.anybody() {
+        return Err(Failure::usage("nobody to judge")
+            .hint("give `--engine URL`, `--model DIR` or `--rules`")
+            .into());
+    }
+    let prompt = args.asking.prompt(judge::PROMPT)?;
+    context.block_on(async {
+        let asker = match rules {
+            Some(_) => None,
+            None => Some(args.asking.connect(context).await?),
+        };
+        let source = args.files.open()?;
+        let mut plan = args.files.plan(context, Writer::Judge, &source)?;
+        plan.at_once = args.asking.at_once as usize;
+        let bar = progress::bar(context, "judge", source.total_rows());
+        let by = By { rules, asker, prompt, counts: RefCell::default() };
+        let watch = |tally: &Tally| bar.set_position(tally.rows);
+        let note = async |turn| by.note(turn).await;
+        let done = stage::annotate(source, &args.files.output(), &plan, note, &watch).await;
+        bar.finish_and_clear();
+        let By { asker, counts, .. } = by;
+        let calls = match asker {
+            Some(asker) => Some(asker.finish().await),
+            None => None,
+        };
+        let tally = done?;
+        context.say(counts.into_inner().table(&tally, calls.as_ref()));
+        Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
+    })
+}
+
+fn show_rules(file: Option<&str>) -> anyhow::Result<Exit> {
+    let text = match file {
+        None => judge::rules::BUILT_IN.to_owned(),
+        Some(file) => {
+            Rules::load(Path::new(file))?;
+            std::fs::read_to_string(file)?
+        }
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(Exit::Done)
+}
+
+/// Who judges.
+struct By<'a> {
+    rules: Option<Rules>,
+    asker: Option<Asker<'a>>,
+    prompt: String,
+    counts: RefCell<Counts>,
+}
+
+impl By<'_> {
+    async fn note(&self, mut turn: Turn) -> Turn {
+        judge::clear(&mut turn);
+        if !judge::is_judged(&turn) {
+            return turn;
+        }
+        let verdict = match Exchange::of(&turn, Quoting::default()) {
+            Ok(exchange) => self.judge(&exchange).await,
+            Err(error) => {
+                turn.judge_error = Some(error.to_string());
+                self.counts.borrow_mut().unusable += 1;
+                return turn;
+            }
+        };
+        self.counts.borrow_mut().add(&verdict);
+        verdict.record(&mut turn);
+        turn
+    }
+
+    async fn judge(&self, exchange: &Exchange) -> Verdict {
+        if let Some(rules) = &self.rules {
+            return rules.judge(exchange);
+        }
+        let Some(asker) = &self.asker else {
+            return Verdict::default();
+        };
+        let replies = asker.ask(&judge::ask(&self.prompt, exchange)).await;
+        let verdict = judge::verdict(replies);
+        verdict.faults.iter().flatten().for_each(|fault| asker.count_fault(fault));
+        verdict
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    scores: BTreeMap<i8, u64>,
+    votes: BTreeMap<i8, u64>,
+    ties: u64,
+    no_vote: u64,
+    unusable: u64,
+}
+
+impl Counts {
+    fn add(&mut self, verdict: &Verdict) {
+        match verdict.score() {
+            Some(score) => *self.scores.entry(score).or_default() += 1,
+            None => self.no_vote += 1,
+        }
+        for vote in verdict.votes.iter().flatten() {
+            *self.votes.entry(*vote).or_default() += 1;
+        }
+        self.ties += u64::from(verdict.tied());
+    }
+
+    fn table(&self, tally: &Tally, calls: Option<&Calls>) -> Table {
+        let judged: u64 = self.scores.values().sum();
+        let failed = self.no_vote + self.unusable;
+        let each = |counts: &BTreeMap<i8, u64>| {
+            let count = |value| counts.get(&value).copied().unwrap_or_default();
+            format!("{} / {} / {}", count(1), count(0), count(-1))
+        };
+        let mut table = asking::closing_table();
+        table.add_row(["turns".to_owned(), tally.rows.to_string()]);
+        if tally.kept > 0 {
+            table.add_row(["  scored before".to_owned(), tally.kept.to_string()]);
+        }
+        table.add_row(["  judged".to_owned(), judged.to_string()]);
+        table.add_row(["  failed".to_owned(), failed.to_string()]);
+        let rest = tally.rows.saturating_sub(judged + failed + tally.kept);
+        table.add_row(["  nothing to judge".to_owned(), rest.to_string()]);
+        table.add_row(["scores +1 / 0 / -1".to_owned(), each(&self.scores)]);
+        table.add_row(["votes +1 / 0 / -1".to_owned(), each(&self.votes)]);
+        table.add_row(["ties".to_owned(), self.ties.to_string()]);
+        if let Some(calls) = calls {
+            calls.rows(&mut table);
+        }
+        table
+    }
+}

@@ -1,0 +1,239 @@
+//! `oclaw teacher-lp`.
+
+#[cfg(feature = "torch")]
+mod local;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::ValueEnum;
+use comfy_table::Table;
+use oclaw::engine::{Engine, EngineOptions};
+use oclaw::stage::{self, Tally};
+use oclaw::table::Source;
+use oclaw::teacher_lp::{self, ScoreRequest, Teacher};
+use oclaw::template::Chat;
+use oclaw::trajectory::{Turn, Writer};
+
+use crate::asking;
+use crate::common::Context;
+use crate::embedded;
+use crate::files::Files;
+use crate::progress;
+use crate::report::{Exit, Failure};
+
+/// Score each answer again as if its prompt had held the hint.
+///
+/// For every hint the prompt is rendered with `[user's hint / instruction]` and
+/// the hint at the end of the last request, the stored response ids are appended
+/// unchanged, and the log-prob of each is recorded. Fills `teacher`,
+/// `teacher_temperature`, `teacher_log_probs` and `teacher_error`. Turns without
+/// hints or ids are left without; that is no failure.
+///
+/// The teacher is a model run in this process (`--model`), or a server that can
+/// score given ids (`--engine`, SGLang's dialect), which needs `--tokenizer`, the
+/// folder of the policy's tokenizer and chat template. `--model` divides logits
+/// by the row's sampling temperature where the row's own log-probs are of
+/// tempered logits; a server is raw, and `teacher_temperature` says 1.
+///
+/// Exit code 3 means that some hint was tried and got no log-probs.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    files: Files,
+    /// Folder of the teacher
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Address of the teacher's server
+    #[arg(long, value_name = "URL", conflicts_with = "model", requires = "tokenizer")]
+    engine: Option<String>,
+    /// Name of the model there, if it has several
+    #[arg(long, value_name = "NAME", requires = "engine")]
+    engine_model: Option<String>,
+    /// File with the server's key
+    #[arg(long, value_name = "FILE", requires = "engine")]
+    engine_key_file: Option<PathBuf>,
+    /// Folder of the policy's tokenizer and chat template [default: that of --model]
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+    /// Type of the teacher's products
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = DtypeName::Auto)]
+    dtype: DtypeName,
+    /// Turns under way at once
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    at_once: u32,
+    /// Limit of one call of a server, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+    /// Further tries of a call that failed for a passing reason
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    retries: u32,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DtypeName {
+    /// That of the checkpoint
+    Auto,
+    /// 32-bit floats
+    F32,
+    /// 16-bit floats with the exponent of f32
+    Bf16,
+}
+
+/// Scores a table.
+pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    let folder = match (&args.tokenizer, &args.model) {
+        (Some(folder), _) | (None, Some(folder)) => folder.clone(),
+        (None, None) => {
+            return Err(Failure::usage("no teacher")
+                .hint("give `--model DIR` or `--engine URL`")
+                .into());
+        }
+    };
+    if args.model.is_none() && args.engine.is_none() {
+        return Err(Failure::usage("no teacher")
+            .hint("give `--model DIR` or `--engine URL`")
+            .into());
+    }
+    let chat = Chat::load(&folder)?;
+    let source = args.files.open()?;
+    check_tokenizer(&source, &chat, &folder)?;
+    context.block_on(async {
+        let scorer = Scorer::new(&args, context).await?;
+        let mut plan = args.files.plan(context, Writer::TeacherLp, &source)?;
+        plan.at_once = args.at_once as usize;
+        plan.needs = &["hints"];
+        let bar = progress::bar(context, "teacher-lp", source.total_rows());
+        let teacher = Teacher { chat: &chat, name: scorer.name(), tempers: scorer.tempers() };
+        let counts = RefCell::<Counts>::default();
+        let note = async |turn| {
+            let turn =
+                teacher_lp::teach(turn, &teacher, async |request| scorer.score(request).await)
+                    .await;
+            counts.borrow_mut().add(&turn);
+            turn
+        };
+        let watch = |tally: &Tally| bar.set_position(tally.rows);
+        let done = stage::annotate(source, &args.files.output(), &plan, note, &watch).await;
+        bar.finish_and_clear();
+        let tally = done?;
+        context.say(counts.into_inner().table(&tally));
+        Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
+    })
+}
+
+/// Ids mean nothing under another vocabulary.
+fn check_tokenizer(source: &Source, chat: &Chat, folder: &Path) -> anyhow::Result<()> {
+    match &source.provenance().tokenizer_hash {
+        Some(hash) if *hash != chat.tokenizer.hash() => Err(Failure::failed(format!(
+            "the tokenizer of `{}` is not the one that made the ids",
+            folder.display()
+        ))
+        .hint("give the policy's folder by `--tokenizer`; a teacher must share its vocabulary")
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+/// Who computes the numbers.
+enum Scorer {
+    #[cfg(feature = "torch")]
+    Local(local::Local),
+    Engine(Engine, String),
+}
+
+impl Scorer {
+    async fn new(args: &Args, context: &Context) -> anyhow::Result<Self> {
+        let Some(url) = &args.engine else {
+            return Self::local(args);
+        };
+        let mut options = EngineOptions::new(url);
+        options.key = embedded::key(&context.command, args.engine_key_file.as_deref())?;
+        options.model = args.engine_model.clone();
+        options.timeout = Duration::from_secs(args.timeout);
+        options.retries.tries = args.retries.saturating_add(1);
+        let engine = Engine::connect(options).await?;
+        let name = engine.model().unwrap_or_default().to_owned();
+        // What cannot score at all says so now, not once per hint.
+        let probe = oclaw::engine::ScoreRequest { ids: vec![0], start: 1 };
+        engine.score(&probe).await?;
+        Ok(Self::Engine(engine, name))
+    }
+
+    #[cfg(feature = "torch")]
+    fn local(args: &Args) -> anyhow::Result<Self> {
+        let folder = args.model.clone().unwrap_or_default();
+        Ok(Self::Local(local::Local::start(folder, args.dtype)?))
+    }
+
+    #[cfg(not(feature = "torch"))]
+    fn local(_: &Args) -> anyhow::Result<Self> {
+        Err(crate::common::needs_torch("`teacher-lp --model`"))
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            #[cfg(feature = "torch")]
+            Self::Local(local) => local.name(),
+            Self::Engine(_, name) => name,
+        }
+    }
+
+    fn tempers(&self) -> bool {
+        match self {
+            #[cfg(feature = "torch")]
+            Self::Local(_) => true,
+            Self::Engine(..) => false,
+        }
+    }
+
+    async fn score(&self, request: ScoreRequest) -> Result<Vec<f32>, String> {
+        match self {
+            #[cfg(feature = "torch")]
+            Self::Local(local) => local.score(request).await,
+            Self::Engine(engine, _) => {
+                let request =
+                    oclaw::engine::ScoreRequest { ids: request.ids, start: request.start };
+                engine.score(&request).await.map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    turns: u64,
+    hints: u64,
+    tokens: u64,
+    failures: BTreeMap<String, u64>,
+}
+
+impl Counts {
+    fn add(&mut self, turn: &Turn) {
+        let scored: Vec<_> = turn.teacher_log_probs.iter().flatten().flatten().collect();
+        self.turns += u64::from(!scored.is_empty());
+        self.hints += scored.len() as u64;
+        self.tokens += scored.iter().map(|values| values.len() as u64).sum::<u64>();
+        for error in turn.teacher_error.iter().flatten().flatten() {
+            *self.failures.entry(error.chars().take(80).collect()).or_default() += 1;
+        }
+    }
+
+    fn table(&self, tally: &Tally) -> Table {
+        let mut table = asking::closing_table();
+        table.add_row(["turns".to_owned(), tally.rows.to_string()]);
+        if tally.kept > 0 {
+            table.add_row(["  scored before".to_owned(), tally.kept.to_string()]);
+        }
+        table.add_row(["  with a teacher".to_owned(), self.turns.to_string()]);
+        table.add_row(["  failed".to_owned(), tally.failed.to_string()]);
+        table.add_row(["hints scored".to_owned(), self.hints.to_string()]);
+        table.add_row(["response tokens scored".to_owned(), self.tokens.to_string()]);
+        for (reason, count) in &self.failures {
+            table.add_row([format!("failed: {reason}"), count.to_string()]);
+        }
+        table
+    }
+}
