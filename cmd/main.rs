@@ -8,11 +8,13 @@ mod files;
 mod convert;
 mod hint;
 mod judge;
+mod lint;
 mod progress;
 mod report;
 mod settings;
 mod sync_weights;
 mod teacher_lp;
+mod view;
 
 use std::process::ExitCode;
 
@@ -47,6 +49,8 @@ enum Command {
     Judge(judge::Args),
     Hint(hint::Args),
     TeacherLp(teacher_lp::Args),
+    View(view::Args),
+    Lint(lint::Args),
     SyncWeights(sync_weights::Args),
     Convert(convert::Args),
 }
@@ -57,6 +61,8 @@ impl Command {
             Self::Judge(args) => judge::run(args, context),
             Self::Hint(args) => hint::run(args, context),
             Self::TeacherLp(args) => teacher_lp::run(args, context),
+            Self::View(args) => view::run(args, context),
+            Self::Lint(args) => lint::run(args, context),
             Self::SyncWeights(args) => sync_weights::run(args, context),
             Self::Convert(args) => convert::run(args, context),
         }

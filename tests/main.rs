@@ -3,6 +3,7 @@
 
 mod architecture;
 mod cli;
+mod forge;
 mod golden;
 mod harness;
 mod pipe;

@@ -33,12 +33,6 @@ pub struct Sampling {
     pub log_prob_kind: LogProbKind,
 }
 
-impl Default for LogProbKind {
-    fn default() -> Self {
-        Self::Unknown
-    }
-}
-
 /// The stage that writes a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Writer {
@@ -79,9 +73,9 @@ macro_rules! required {
 macro_rules! table {
     ($($writer:ident { $($(@$required:ident)? $name:ident: $type:ty = $meaning:literal,)* })*) => {
         /// One row of the table. The columns of a stage that has not run are
-        /// `None`.
-        #[derive(Debug, Clone, PartialEq)]
-        #[expect(missing_docs, reason = "each field's meaning is in the table")]
+        /// `None`. The default is a row about which nothing is known: an answer
+        /// that never came.
+        #[derive(Debug, Clone, PartialEq, Default)]
         pub struct Turn {
             $($(
                 #[doc = $meaning]

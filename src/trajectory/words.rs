@@ -123,3 +123,22 @@ words! {
         Mixed = "mixed",
     }
 }
+
+macro_rules! when_nothing_is_known {
+    ($($name:ident::$variant:ident),*) => {$(
+        impl Default for $name {
+            fn default() -> Self {
+                Self::$variant
+            }
+        }
+    )*};
+}
+
+when_nothing_is_known!(
+    SessionSource::None,
+    WeightVersionSource::None,
+    Status::Failed,
+    TokenSource::None,
+    NextStateKind::None,
+    LogProbKind::Unknown
+);

@@ -1,0 +1,335 @@
+//! `oclaw view`: a table for people's eyes, or as JSON or CSV.
+
+use std::io::{self, BufWriter, IsTerminal, Write};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, Schema};
+use comfy_table::{CellAlignment, ContentArrangement, Row, Table, presets};
+use oclaw::table::{Source, row_json};
+use oclaw::trajectory;
+use oclaw::trajectory::Turn;
+use serde_json::Value;
+
+use crate::common::Context;
+use crate::files::Inputs;
+use crate::report::{Exit, Failure};
+
+/// Shows the rows of a table.
+///
+/// Without a format, one line per turn: session, turn, how the answer ended,
+/// what came next, score, reward, kind of sample, tokens, and the beginnings of
+/// the question and the answer, cut with `…` to the terminal's width. Control
+/// characters are made visible, so no text can forge a line.
+///
+/// `--json` and `--csv` give every column in full: nulls stay null in JSON and
+/// are empty in CSV, where lists stand as JSON.
+#[derive(clap::Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    inputs: Inputs,
+    /// One JSON object per row
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+    /// Comma-separated values, lists as JSON
+    #[arg(long)]
+    csv: bool,
+    /// Print the columns instead: of the schema, or of the tables named
+    #[arg(long, conflicts_with_all = ["json", "csv", "columns", "count", "provenance"])]
+    schema: bool,
+    /// Print the stages that the tables went through instead, one JSON object each
+    #[arg(long, conflicts_with_all = ["json", "csv", "columns", "count"])]
+    provenance: bool,
+    /// Show these columns only
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    columns: Vec<String>,
+    /// Show at most this many rows
+    #[arg(short = 'n', long, value_name = "N")]
+    count: Option<usize>,
+}
+
+/// Rows of one printed block. Widths are chosen per block, so that a table
+/// without end needs no memory without end.
+const BLOCK: usize = 1000;
+/// Width of a line where no terminal gives one.
+const WIDTH: u16 = 120;
+
+pub(crate) fn run(args: Args, _context: &Context) -> anyhow::Result<Exit> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    if args.schema && args.inputs.inputs.is_empty() {
+        print(&mut out, schema_table(&trajectory_schema()))?;
+    } else {
+        let source = args.inputs.open()?;
+        if args.schema {
+            print(&mut out, schema_table(&source.schema()))?;
+        } else if args.provenance {
+            for line in &source.provenance().lines {
+                serde_json::to_writer(&mut out, line).map_err(io::Error::from)?;
+                out.write_all(b"\n")?;
+            }
+        } else {
+            rows(&args, source, &mut out)?;
+        }
+    }
+    out.flush()?;
+    Ok(Exit::Done)
+}
+
+fn rows(args: &Args, mut source: Source, out: &mut impl Write) -> anyhow::Result<()> {
+    let chosen = choose(&source.schema(), &args.columns)?;
+    let mut left = args.count.unwrap_or(usize::MAX);
+    if args.csv {
+        let mut csv = csv::Writer::from_writer(out);
+        let schema = source.schema();
+        csv.write_record(chosen.iter().map(|index| schema.field(*index).name()))
+            .map_err(csv_failure)?;
+        while let Some(batch) = next(&mut source, &mut left)? {
+            write_csv(&mut csv, &batch.project(&chosen)?)?;
+        }
+        csv.flush()?;
+        return Ok(());
+    }
+    while let Some(batch) = next(&mut source, &mut left)? {
+        if args.json {
+            write_json(out, &batch.project(&chosen)?)?;
+        } else if args.columns.is_empty() {
+            for block in source.read(&batch)?.chunks(BLOCK) {
+                print(out, turns_table(block))?;
+            }
+        } else {
+            print(out, columns_table(&batch.project(&chosen)?))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the next rows, as long as any are left to show.
+fn next(source: &mut Source, left: &mut usize) -> anyhow::Result<Option<RecordBatch>> {
+    if *left == 0 {
+        return Ok(None);
+    }
+    let Some(batch) = source.next_batch()? else {
+        return Ok(None);
+    };
+    let rows = batch.num_rows().min(*left);
+    *left -= rows;
+    Ok(Some(batch.slice(0, rows)))
+}
+
+/// Finds the columns asked for, or all.
+fn choose(schema: &Schema, names: &[String]) -> Result<Vec<usize>, Failure> {
+    if names.is_empty() {
+        return Ok((0..schema.fields().len()).collect());
+    }
+    let find = |name: &String| {
+        schema.index_of(name).map_err(|_| {
+            let there: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+            Failure::usage(format!("there is no column `{}`", visible(name)))
+                .hint(format!("there are {}", there.join(", ")))
+        })
+    };
+    names.iter().map(find).collect()
+}
+
+fn write_json(out: &mut impl Write, batch: &RecordBatch) -> io::Result<()> {
+    for row in 0..batch.num_rows() {
+        serde_json::to_writer(&mut *out, &row_json::row(batch, row))?;
+        out.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+fn write_csv(out: &mut csv::Writer<impl Write>, batch: &RecordBatch) -> io::Result<()> {
+    for row in 0..batch.num_rows() {
+        let record = row_json::row(batch, row).into_iter().map(|(_, value)| match value {
+            Value::Null => String::new(),
+            Value::String(text) => text,
+            other => other.to_string(),
+        });
+        out.write_record(record).map_err(csv_failure)?;
+    }
+    Ok(())
+}
+
+fn csv_failure(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        other => io::Error::other(format!("{other:?}")),
+    }
+}
+
+fn print(out: &mut impl Write, mut table: Table) -> io::Result<()> {
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    if !io::stdout().is_terminal() {
+        table.set_width(WIDTH);
+    }
+    for line in table.lines() {
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+/// Adds a row that takes one line, cut visibly where it is too long.
+fn push(table: &mut Table, cells: Vec<String>) {
+    let mut row = Row::from(cells);
+    row.max_height(1);
+    table.add_row(row);
+}
+
+fn turns_table(turns: &[Turn]) -> Table {
+    let mut table = Table::new();
+    table.set_header(HEADER);
+    for turn in turns {
+        let ids = turn.response_ids.as_ref().map(|ids| ids.len().to_string());
+        push(
+            &mut table,
+            vec![
+                cut(&visible(&turn.session_id), 14),
+                turn.turn.to_string(),
+                turn.status.to_string(),
+                turn.next_state_kind.to_string(),
+                shown(turn.score.map(|score| score.to_string())),
+                shown(turn.reward.or(turn.reward_explicit).map(|reward| reward.to_string())),
+                shown(turn.sample_kind.map(|kind| kind.to_string())),
+                shown(ids),
+                cut(&visible(&last_message(&turn.messages)), 200),
+                cut(&visible(&words(&parse(&turn.response))), 200),
+            ],
+        );
+    }
+    for index in [1, 4, 5, 7] {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+const HEADER: [&str; 10] = [
+    "session", "turn", "status", "next", "score", "reward", "sample", "tokens", "asked", "answered",
+];
+
+fn shown(value: Option<String>) -> String {
+    value.unwrap_or_else(|| "-".to_owned())
+}
+
+fn columns_table(batch: &RecordBatch) -> Table {
+    let mut table = Table::new();
+    table.set_header(batch.schema().fields().iter().map(|field| visible(field.name())));
+    for row in 0..batch.num_rows() {
+        let cells = row_json::row(batch, row).into_iter().map(|(_, value)| match value {
+            Value::Null => "-".to_owned(),
+            Value::String(text) => cut(&visible(&text), 200),
+            other => cut(&visible(&other.to_string()), 200),
+        });
+        push(&mut table, cells.collect());
+    }
+    table
+}
+
+fn parse(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
+}
+
+fn last_message(messages: &str) -> String {
+    match parse(messages) {
+        Value::Array(messages) => messages.last().map_or_else(String::new, words),
+        other => words(&other),
+    }
+}
+
+/// Returns what a message says: its text, and the calls it makes.
+fn words(message: &Value) -> String {
+    let mut parts = Vec::new();
+    match message.get("content").unwrap_or(message) {
+        Value::String(text) => parts.push(text.clone()),
+        Value::Array(items) => {
+            parts.extend(items.iter().filter_map(|item| item["text"].as_str()).map(str::to_owned));
+        }
+        _ => {}
+    }
+    for call in message["tool_calls"].as_array().into_iter().flatten() {
+        let function = &call["function"];
+        let name = function["name"].as_str().unwrap_or_default();
+        parts.push(format!("{name}({})", function["arguments"].as_str().unwrap_or_default()));
+    }
+    parts.join(" ")
+}
+
+fn trajectory_schema() -> Schema {
+    Schema::new(trajectory::columns().iter().map(trajectory::Column::field).collect::<Vec<_>>())
+}
+
+fn schema_table(schema: &Schema) -> Table {
+    let mut table = Table::new();
+    table.set_header(["column", "type", "null", "writer", "meaning"]);
+    for field in schema.fields() {
+        let column = trajectory::columns().iter().find(|column| column.name == field.name());
+        table.add_row([
+            visible(field.name()),
+            type_name(field.data_type()),
+            if field.is_nullable() { "yes" } else { "no" }.to_owned(),
+            column.map_or("-", |column| column.writer.command()).to_owned(),
+            column
+                .map_or("unknown to this build, passed through", |column| column.meaning)
+                .to_owned(),
+        ]);
+    }
+    table
+}
+
+fn type_name(data_type: &DataType) -> String {
+    match data_type {
+        DataType::Utf8 => "string".to_owned(),
+        DataType::Boolean => "bool".to_owned(),
+        DataType::Int8 => "i8".to_owned(),
+        DataType::Int32 => "i32".to_owned(),
+        DataType::Int64 => "i64".to_owned(),
+        DataType::UInt8 => "u8".to_owned(),
+        DataType::UInt16 => "u16".to_owned(),
+        DataType::UInt32 => "u32".to_owned(),
+        DataType::Float32 => "f32".to_owned(),
+        DataType::Timestamp(_, Some(_)) => "timestamp(µs, UTC)".to_owned(),
+        DataType::List(item) => {
+            let optional = if item.is_nullable() { "?" } else { "" };
+            format!("list<{}{optional}>", type_name(item.data_type()))
+        }
+        DataType::Struct(fields) => {
+            let fields: Vec<_> = fields
+                .iter()
+                .map(|field| {
+                    let optional = if field.is_nullable() { "?" } else { "" };
+                    format!("{}: {}{optional}", field.name(), type_name(field.data_type()))
+                })
+                .collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Cuts a text visibly.
+fn cut(text: &str, letters: usize) -> String {
+    match text.char_indices().nth(letters) {
+        None => text.to_owned(),
+        Some(_) => text.chars().take(letters.saturating_sub(1)).chain(['…']).collect(),
+    }
+}
+
+/// Makes a text safe to print within a line: control characters, line
+/// separators and marks that turn the writing direction become escapes.
+pub(crate) fn visible(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        let hidden = letter.is_control()
+            || matches!(letter, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+        match letter {
+            '\n' => shown.push_str("\\n"),
+            '\r' => shown.push_str("\\r"),
+            '\t' => shown.push_str("\\t"),
+            _ if hidden => shown.extend(letter.escape_unicode()),
+            _ => shown.push(letter),
+        }
+    }
+    shown
+}
