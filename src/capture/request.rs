@@ -1,0 +1,146 @@
+//! What the engine is asked beyond what the client asked.
+
+use crate::wire::openai::{ChatRequest, OWN_FIELDS};
+use crate::wire::span;
+
+/// The HTTP dialect of the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// SGLang, and the embedded engine.
+    Sglang,
+    /// vLLM.
+    Vllm,
+    /// The server of llama.cpp.
+    LlamaCpp,
+    /// Some OpenAI-compatible server or gateway.
+    Generic,
+}
+
+/// A request for the engine, and what it asks beyond the client's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prepared {
+    /// The bytes for the engine. Only documented members differ.
+    pub body: Vec<u8>,
+    /// How the answer is read.
+    pub dialect: Dialect,
+    /// Whether the answer is a stream.
+    pub stream: bool,
+    /// Number of choices asked for.
+    pub choices: u32,
+    /// Members to cut from each choice of the client's copy.
+    pub(super) hidden_in_choice: Vec<&'static str>,
+    /// Members to cut from the top of the client's copy.
+    pub(super) hidden_on_top: Vec<&'static str>,
+    /// The dialect cannot give log-probs for this request.
+    pub(super) unavailable: Option<&'static str>,
+}
+
+/// Members that the engine is asked for, and where the answer shows them.
+struct Wish {
+    ask: &'static str,
+    in_choice: &'static [&'static str],
+    on_top: &'static [&'static str],
+}
+
+const LOG_PROBS: Wish = Wish { ask: "logprobs", in_choice: &["logprobs"], on_top: &[] };
+const SGLANG_IDS: Wish = Wish {
+    ask: "return_token_ids",
+    in_choice: &["prompt_token_ids", "response_token_ids"],
+    on_top: &[],
+};
+const SGLANG_META: Wish = Wish { ask: "return_meta_info", in_choice: &["meta_info"], on_top: &[] };
+const SGLANG_STREAM_INPUT: Wish =
+    Wish { ask: "return_input_ids_in_sglext", in_choice: &[], on_top: &["sglext"] };
+const SGLANG_STREAM_OUTPUT: Wish =
+    Wish { ask: "return_output_ids_in_sglext", in_choice: &[], on_top: &["sglext"] };
+const VLLM_IDS: Wish = Wish {
+    ask: "return_token_ids",
+    in_choice: &["token_ids", "prompt_token_ids"],
+    on_top: &["prompt_token_ids"],
+};
+
+/// Edits a client's request into the engine's: the dialect's wishes are set, our
+/// own session fields are removed, every other byte stays.
+pub fn prepare(body: &[u8], request: &ChatRequest, dialect: Dialect) -> Prepared {
+    let tools_stream = request.stream && request.tools_text.is_some();
+    let (wishes, usage): (&[&Wish], bool) = match dialect {
+        Dialect::Sglang if request.stream => {
+            (&[&LOG_PROBS, &SGLANG_STREAM_INPUT, &SGLANG_STREAM_OUTPUT], true)
+        }
+        Dialect::Sglang => (&[&LOG_PROBS, &SGLANG_IDS, &SGLANG_META], false),
+        Dialect::Vllm => (&[&LOG_PROBS, &VLLM_IDS], request.stream),
+        Dialect::LlamaCpp if tools_stream => (&[], true),
+        Dialect::LlamaCpp => (&[&LOG_PROBS], request.stream),
+        // A gateway may refuse what it does not know.
+        Dialect::Generic => (&[], false),
+    };
+    let wanted: Vec<_> = wishes.iter().filter(|wish| !request.asks(wish.ask)).collect();
+    let usage = usage && !request.include_usage;
+    let mut set: Vec<_> = wanted.iter().map(|wish| (wish.ask, "true".to_owned())).collect();
+    if usage {
+        set.push(("stream_options", stream_options(body)));
+    }
+    let mut hidden_in_choice: Vec<_> =
+        wanted.iter().flat_map(|wish| wish.in_choice).copied().collect();
+    let mut hidden_on_top: Vec<_> = wanted.iter().flat_map(|wish| wish.on_top).copied().collect();
+    // One member answers two wishes; it stays if the client had either.
+    if request.asks(SGLANG_STREAM_INPUT.ask) || request.asks(SGLANG_STREAM_OUTPUT.ask) {
+        hidden_on_top.retain(|name| *name != "sglext");
+    }
+    hidden_on_top.dedup();
+    hidden_in_choice.dedup();
+    if usage {
+        hidden_on_top.push("usage");
+    }
+    Prepared {
+        body: edited(body, &set).unwrap_or_else(|| body.to_vec()),
+        dialect,
+        stream: request.stream,
+        choices: request.choices,
+        hidden_in_choice,
+        hidden_on_top,
+        unavailable: (dialect == Dialect::LlamaCpp && tools_stream)
+            .then_some(super::reason::LLAMACPP_TOOLS_STREAM),
+    }
+}
+
+/// Returns the client's stream options with the usage chunk wished for.
+fn stream_options(body: &[u8]) -> String {
+    let inner = span::value(body, 0, "stream_options").map(|range| &body[range]);
+    let wish = [("include_usage", "true".to_owned())];
+    inner
+        .and_then(|inner| edited(inner, &wish))
+        .and_then(|bytes| String::from_utf8(bytes).ok())
+        .unwrap_or_else(|| "{\"include_usage\":true}".to_owned())
+}
+
+/// Sets members of an object to new values and removes our own fields.
+fn edited(bytes: &[u8], set: &[(&str, String)]) -> Option<Vec<u8>> {
+    let members = span::members(bytes, 0)?;
+    let gone = |number: usize| OWN_FIELDS.iter().any(|name| members[number].is(bytes, name));
+    let mut edits: Vec<_> =
+        span::cuts(&members, gone).into_iter().map(|range| (range, String::new())).collect();
+    let mut missing = Vec::new();
+    for (name, value) in set {
+        let mut found = false;
+        // A key that stands twice is set twice: parsers differ in which counts.
+        for member in members.iter().filter(|member| member.is(bytes, name)) {
+            edits.push((member.value.clone(), value.clone()));
+            found = true;
+        }
+        if !found {
+            missing.push(format!("\"{name}\":{value}"));
+        }
+    }
+    edits.sort_by_key(|(range, _)| range.start);
+    if !missing.is_empty() {
+        let kept = (0..members.len()).any(|number| !gone(number));
+        let end = match members.last() {
+            Some(last) => last.value.end,
+            None => bytes.iter().position(|byte| *byte == b'{')? + 1,
+        };
+        let comma = if kept { "," } else { "" };
+        edits.push((end..end, format!("{comma}{}", missing.join(","))));
+    }
+    Some(span::edit(bytes, &edits))
+}

@@ -1,0 +1,320 @@
+//! An answer that came as a stream of events.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::wire::json::parse;
+use crate::wire::sse::Event;
+
+use super::answer::versions;
+use super::cut;
+use super::reason;
+use super::request::Prepared;
+use super::settle::{Captured, Evidence, Outcome, Whole, completion_tokens, ids, settle};
+
+/// What the client gets of an event.
+#[derive(Debug, PartialEq)]
+pub enum Relay {
+    /// The event as it came.
+    Pass,
+    /// These bytes instead.
+    Edited(Vec<u8>),
+    /// Nothing: it held only what the client did not ask for.
+    Drop,
+}
+
+/// How a stream ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The engine closed it.
+    Closed,
+    /// The connection to the engine broke, or went silent.
+    Broken,
+    /// The client went away, or the proxy is being stopped.
+    Abandoned,
+}
+
+/// Reads a stream while it passes.
+#[derive(Debug)]
+pub struct StreamCapture {
+    prepared: Prepared,
+    choices: BTreeMap<u64, Choice>,
+    prompt_ids: Option<Vec<i32>>,
+    completion_tokens: Option<u32>,
+    versions: (Option<String>, Option<String>),
+    failed: bool,
+    damaged: Option<&'static str>,
+    done: bool,
+}
+
+#[derive(Debug, Default)]
+struct Choice {
+    evidence: Evidence,
+    message: Map<String, Value>,
+    calls: Vec<Value>,
+    /// Ids told chunk by chunk; a chunk without any spoils them.
+    told_ids: Vec<i32>,
+}
+
+impl StreamCapture {
+    /// Begins to read the answer of a request.
+    pub fn new(prepared: Prepared) -> Self {
+        Self {
+            prepared,
+            choices: BTreeMap::new(),
+            prompt_ids: None,
+            completion_tokens: None,
+            versions: (None, None),
+            failed: false,
+            damaged: None,
+            done: false,
+        }
+    }
+
+    /// Reads one event and says what the client gets of it.
+    pub fn event(&mut self, event: &Event) -> Relay {
+        if event.oversized {
+            self.damaged = Some(reason::UNREADABLE_ANSWER);
+        }
+        let Some(data) = event.data.as_deref() else { return Relay::Pass };
+        if data.trim_ascii() == b"[DONE]" {
+            self.done = true;
+            return Relay::Pass;
+        }
+        if let Some(document) = parse(data) {
+            return self.document(event, data, document.repaired(), &document.value);
+        }
+        self.lines(event, data)
+    }
+
+    /// Returns whether the engine has said that the answer is over.
+    pub fn is_done(&self) -> bool {
+        self.done
+    }
+
+    /// Returns whether every choice seen so far has its finish reason.
+    pub fn is_finished(&self) -> bool {
+        self.choices.len() >= self.prepared.choices as usize
+            && self.choices.values().all(|choice| choice.evidence.finish_reason.is_some())
+    }
+
+    /// Returns the messages as far as they have come, by choice.
+    pub fn messages(&self) -> Vec<(u8, Value)> {
+        let message = |choice: &Choice| (choice.evidence.index, choice.message());
+        self.choices.values().map(message).collect()
+    }
+
+    /// Ends the stream and decides what is recorded of it.
+    pub fn finish(self, ending: Ending) -> Vec<Captured> {
+        let broken = match ending {
+            _ if self.failed => (Outcome::Failed, reason::UPSTREAM_ERROR),
+            Ending::Abandoned => (Outcome::Aborted, reason::ABORTED),
+            Ending::Closed | Ending::Broken => (Outcome::Failed, reason::INCOMPLETE_STREAM),
+        };
+        let mut choices = self.choices;
+        // An error may come before the first word; that is a turn, too.
+        if choices.is_empty() {
+            choices.insert(0, Choice::default());
+        }
+        let whole = Whole { completion_tokens: self.completion_tokens, broken: Some(broken) };
+        let found = choices.into_values().map(|choice| {
+            let mut evidence = Evidence { response: choice.message(), ..choice.evidence };
+            evidence.prompt_ids = evidence.prompt_ids.take().or_else(|| self.prompt_ids.clone());
+            if !choice.told_ids.is_empty() {
+                evidence.response_ids = evidence.response_ids.or(Some(choice.told_ids));
+            }
+            evidence.damaged = evidence.damaged.or(self.damaged);
+            (evidence.weight_version, evidence.weight_version_end) = self.versions.clone();
+            evidence
+        });
+        settle(&self.prepared, found.collect(), whole)
+    }
+
+    fn document(&mut self, event: &Event, data: &[u8], repaired: bool, chunk: &Value) -> Relay {
+        if repaired {
+            self.damaged = Some(reason::NOT_QUITE_JSON);
+        }
+        self.read(chunk);
+        let cuts = cut::find(data, &self.prepared);
+        if cuts.substantial && cut::holds_nothing_else(chunk, &self.prepared) {
+            return Relay::Drop;
+        }
+        match cuts.ranges.is_empty() {
+            true => Relay::Pass,
+            false => Relay::Edited(event.without(&cuts.ranges)),
+        }
+    }
+
+    /// Reads events that were glued together by a server that forgot the blank
+    /// line between them.
+    fn lines(&mut self, event: &Event, data: &[u8]) -> Relay {
+        let mut cuts = Vec::new();
+        let mut at = 0;
+        for line in data.split(|byte| *byte == b'\n') {
+            if line.trim_ascii() == b"[DONE]" {
+                self.done = true;
+            } else if let Some(document) = parse(line) {
+                self.read(&document.value);
+                let found = cut::find(line, &self.prepared).ranges;
+                cuts.extend(found.into_iter().map(|range| range.start + at..range.end + at));
+            } else if !line.trim_ascii().is_empty() {
+                self.damaged = Some(reason::UNREADABLE_ANSWER);
+            }
+            at += line.len() + 1;
+        }
+        if cuts.is_empty() { Relay::Pass } else { Relay::Edited(event.without(&cuts)) }
+    }
+
+    fn read(&mut self, chunk: &Value) {
+        if chunk.get("error").is_some_and(|error| !error.is_null()) {
+            self.failed = true;
+        }
+        if let Some(counted) = completion_tokens(chunk.get("usage")) {
+            self.completion_tokens = Some(counted);
+        }
+        if let Some(prompt) = ids(chunk.get("prompt_token_ids")) {
+            self.prompt_ids = Some(prompt);
+        }
+        let (start, end) = versions(chunk.get("metadata"));
+        self.versions.0 = self.versions.0.take().or(start);
+        self.versions.1 = end.or(self.versions.1.take());
+        for (position, choice) in array(chunk.get("choices")).iter().enumerate() {
+            let index = choice.get("index").and_then(Value::as_u64).unwrap_or(position as u64);
+            let known = self.choices.entry(index).or_default();
+            known.evidence.index = index as u8;
+            known.read(choice, &self.prepared);
+        }
+        if let Some(extension) = chunk.get("sglext").filter(|extension| extension.is_object()) {
+            self.read_extension(extension);
+        }
+    }
+
+    /// Reads SGLang's late chunk of ids.
+    fn read_extension(&mut self, extension: &Value) {
+        let input = extension.get("input_ids");
+        // Newer servers give one list of lists, one per choice, here too.
+        if let Some(prompt) = ids(input).or_else(|| ids(input.and_then(|lists| lists.get(0)))) {
+            self.prompt_ids = Some(prompt);
+        }
+        let output = extension.get("output_ids");
+        if let Some(only) = ids(output).filter(|ids| !ids.is_empty()) {
+            self.choices.entry(0).or_default().evidence.response_ids = Some(only);
+            return;
+        }
+        for (index, list) in array(output).iter().enumerate() {
+            if let Some(ids) = ids(Some(list)) {
+                self.choices.entry(index as u64).or_default().evidence.response_ids = Some(ids);
+            }
+        }
+    }
+}
+
+impl Choice {
+    fn read(&mut self, choice: &Value, prepared: &Prepared) {
+        self.evidence.read_choice(choice, prepared.dialect);
+        if let Some(told) = ids(choice.get("token_ids")) {
+            self.told_ids.extend(told);
+        }
+        let Some(delta) = choice.get("delta").and_then(Value::as_object) else { return };
+        for (name, value) in delta {
+            match (name.as_str(), value) {
+                (_, Value::Null) => {}
+                ("tool_calls", Value::Array(calls)) => {
+                    calls.iter().for_each(|call| self.call(call))
+                }
+                ("role", value) => {
+                    self.message.insert(name.clone(), value.clone());
+                }
+                ("function_call", value) => {
+                    let known = self.message.entry(name.clone()).or_insert_with(|| json!({}));
+                    merge(known, value);
+                }
+                (_, value) => match self.message.get_mut(name) {
+                    Some(known) => append(known, value),
+                    None => {
+                        self.message.insert(name.clone(), value.clone());
+                    }
+                },
+            }
+        }
+    }
+
+    /// Joins a fragment of a tool call: by its index, else by its id, else it
+    /// goes on with the latest call.
+    fn call(&mut self, fragment: &Value) {
+        let index = fragment.get("index").and_then(Value::as_u64);
+        let id = fragment.get("id").and_then(Value::as_str).filter(|id| !id.is_empty());
+        let same_index = |call: &Value| call.get("index").and_then(Value::as_u64) == index;
+        let same_id = |call: &Value| call.get("id").and_then(Value::as_str) == id;
+        let known = match (index, id) {
+            (Some(_), _) => self.calls.iter().position(same_index),
+            (None, Some(_)) => self.calls.iter().position(same_id),
+            (None, None) => self.calls.len().checked_sub(1),
+        };
+        match known.and_then(|known| self.calls.get_mut(known)) {
+            Some(known) => merge(known, fragment),
+            None => self.calls.push(fragment.clone()),
+        }
+    }
+
+    fn message(&self) -> Value {
+        let mut message = Map::new();
+        message.insert("role".to_owned(), json!("assistant"));
+        message.insert("content".to_owned(), Value::Null);
+        message.extend(self.message.iter().map(|(name, value)| (name.clone(), value.clone())));
+        if !self.calls.is_empty() {
+            let mut calls = self.calls.clone();
+            calls.sort_by_key(|call| call.get("index").and_then(Value::as_u64));
+            for call in calls.iter_mut().filter_map(Value::as_object_mut) {
+                // The index belongs to the stream, not to the message.
+                call.shift_remove("index");
+            }
+            message.insert("tool_calls".to_owned(), Value::from(calls));
+        }
+        Value::Object(message)
+    }
+}
+
+/// Joins a fragment of a tool call into the call: arguments and names grow,
+/// everything else is said once.
+fn merge(known: &mut Value, fragment: &Value) {
+    let (Some(known), Some(fragment)) = (known.as_object_mut(), fragment.as_object()) else {
+        return;
+    };
+    for (name, value) in fragment {
+        match (name.as_str(), known.get_mut(name), value) {
+            (_, _, Value::Null) => {}
+            ("function", Some(inner), value) => merge(inner, value),
+            ("arguments", Some(inner), value) => append(inner, value),
+            ("name", Some(Value::String(inner)), Value::String(more)) if inner != more => {
+                inner.push_str(more);
+            }
+            ("id" | "type", Some(Value::String(inner)), Value::String(more)) => {
+                if inner.is_empty() {
+                    inner.clone_from(more);
+                }
+            }
+            (_, Some(_), _) => {}
+            (_, None, value) => {
+                known.insert(name.clone(), value.clone());
+            }
+        }
+    }
+}
+
+/// Appends text to text and items to items; anything else is replaced.
+fn append(known: &mut Value, value: &Value) {
+    match (known, value) {
+        (Value::String(known), Value::String(more)) => known.push_str(more),
+        (Value::Array(known), Value::Array(more)) => known.extend(more.iter().cloned()),
+        (known, value) => *known = value.clone(),
+    }
+}
+
+fn array(value: Option<&Value>) -> &[Value] {
+    match value {
+        Some(Value::Array(items)) => items,
+        _ => &[],
+    }
+}
