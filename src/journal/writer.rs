@@ -1,0 +1,413 @@
+//! The thread that owns the log and the open turns.
+
+use std::collections::{HashSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::oneshot;
+
+use crate::table::{self, Source, write_shard};
+use crate::trajectory;
+
+use super::entry::Entry;
+use super::feedback::{Feedback, FeedbackFile};
+use super::log::{Log, ShardList};
+use super::record::Record;
+use super::state::State;
+use super::{Counts, Error, Options, Recovered, Sync};
+
+/// Bytes of records that a failing disk may owe us; beyond, the oldest are lost.
+const BACKLOG: usize = 256 << 20;
+/// Messages taken together, at most.
+const GROUP: usize = 256;
+const TICK: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What the thread is told.
+#[derive(Debug)]
+pub(super) enum Command {
+    Append { record: Record, ack: Option<oneshot::Sender<bool>> },
+    Feedback { feedback: Feedback, ack: oneshot::Sender<Option<bool>> },
+    Shard { outcome: Result<PathBuf, Box<table::Error>> },
+    Finish { flush_open: bool, ack: oneshot::Sender<Result<u64, Error>> },
+    Abandon,
+}
+
+/// The owner of the log and the open turns.
+pub(super) struct Writer {
+    options: Options,
+    counts: Arc<Counts>,
+    sender: Sender<Command>,
+    log: Log,
+    shards: ShardList,
+    feedback: FeedbackFile,
+    state: State,
+    /// Framed records that the disk would not take.
+    backlog: VecDeque<Vec<u8>>,
+    last_sync: Instant,
+    /// Since when rows wait.
+    waiting_since: Option<Instant>,
+    shard_running: bool,
+    /// After a failure: when to try again, and how long to wait next time.
+    pause: Option<(Instant, Duration)>,
+}
+
+impl Writer {
+    /// Takes up what an earlier run left.
+    pub(super) fn open(
+        options: Options,
+        counts: Arc<Counts>,
+        sender: Sender<Command>,
+    ) -> Result<(Self, Recovered), Error> {
+        let folder = options.spool.join(".journal");
+        let mut found = Log::find(&folder)?;
+        let mut shards = ShardList::read(&folder)?;
+        let mut state = State::default();
+        for record in std::mem::take(&mut found.records) {
+            state.apply(record);
+        }
+        state.drop_rows(&unlisted_turns(&options, &mut shards)?);
+        state.forget(now().saturating_sub(options.retention));
+        counts.set_aside.store(found.damaged, Ordering::Relaxed);
+        let log = Log::begin(&folder, &found, &state.snapshot())?;
+        let recovered = Recovered {
+            open: state.open.values().cloned().collect(),
+            known: state.remembered().cloned().collect(),
+        };
+        let waiting_since = (!state.ready.is_empty()).then(Instant::now);
+        let feedback = FeedbackFile::new(&options.spool);
+        let writer = Self {
+            options,
+            counts,
+            sender,
+            log,
+            shards,
+            feedback,
+            state,
+            backlog: VecDeque::new(),
+            last_sync: Instant::now(),
+            waiting_since,
+            shard_running: false,
+            pause: None,
+        };
+        writer.report();
+        Ok((writer, recovered))
+    }
+
+    /// Serves the messages until it is told to finish.
+    pub(super) fn run(mut self, receiver: &Receiver<Command>) {
+        loop {
+            let first = match receiver.recv_timeout(self.patience()) {
+                Ok(command) => Some(command),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let more = std::iter::from_fn(|| receiver.try_recv().ok()).take(GROUP);
+            let group: Vec<_> = first.into_iter().chain(more).collect();
+            if group.iter().any(|command| matches!(command, Command::Abandon)) {
+                return;
+            }
+            if let Some((flush_open, ack)) = self.group(group) {
+                let outcome = self.finish(flush_open, receiver);
+                // Whoever asked may be gone.
+                let _ = ack.send(outcome);
+                return;
+            }
+            self.keep_up();
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        let sync = match self.options.sync {
+            Sync::Every(interval) if self.log.is_dirty() => {
+                interval.saturating_sub(self.last_sync.elapsed())
+            }
+            _ => TICK,
+        };
+        let age = self.waiting_since.map_or(TICK, |since| {
+            self.options.roll.age.saturating_sub(since.elapsed()).max(Duration::from_millis(1))
+        });
+        sync.min(age).min(TICK)
+    }
+
+    /// Logs and applies messages that came together.
+    #[expect(clippy::type_complexity, reason = "the message's own parts")]
+    fn group(
+        &mut self,
+        commands: Vec<Command>,
+    ) -> Option<(bool, oneshot::Sender<Result<u64, Error>>)> {
+        let mut bytes = Vec::new();
+        let mut acks = Vec::new();
+        let mut feedback_acks = Vec::new();
+        let mut finish = None;
+        for command in commands {
+            match command {
+                Command::Append { record, ack } => {
+                    self.frame(&record, &mut bytes);
+                    self.state.apply(record);
+                    acks.extend(ack);
+                }
+                Command::Feedback { feedback, ack } => {
+                    let kept = self.keep_feedback(&feedback, &mut bytes);
+                    feedback_acks.push((ack, kept));
+                }
+                Command::Shard { outcome } => self.end_shard(outcome, &mut bytes),
+                Command::Finish { flush_open, ack } => finish = Some((flush_open, ack)),
+                Command::Abandon => {}
+            }
+        }
+        let logged = self.append(bytes);
+        if !logged {
+            self.counts.append_errors.fetch_add(acks.len() as u64, Ordering::Relaxed);
+        }
+        for ack in acks {
+            // A client that went away does not wait any more.
+            let _ = ack.send(logged);
+        }
+        for (ack, kept) in feedback_acks {
+            let _ = ack.send(kept);
+        }
+        finish
+    }
+
+    fn frame(&self, record: &Record, bytes: &mut Vec<u8>) {
+        if let Err(error) = record.frame(bytes) {
+            // No record of ours fails to serialise; if one does, it is counted.
+            tracing::error!(%error, "cannot log a record");
+            self.counts.append_errors.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Appends to the log, after what the disk still owes us.
+    fn append(&mut self, bytes: Vec<u8>) -> bool {
+        if !bytes.is_empty() {
+            self.backlog.push_back(bytes);
+        }
+        while let Some(bytes) = self.backlog.front() {
+            if let Err(error) = self.log.append(bytes) {
+                return self.append_failed(&error);
+            }
+            self.backlog.pop_front();
+        }
+        if self.options.sync == Sync::Always && !self.sync() {
+            return false;
+        }
+        self.counts.log_failing.store(false, Ordering::Relaxed);
+        true
+    }
+
+    fn append_failed(&mut self, error: &std::io::Error) -> bool {
+        if !self.counts.log_failing.swap(true, Ordering::Relaxed) {
+            tracing::error!(%error, "cannot write the journal; turns are kept in memory");
+        }
+        while self.backlog.iter().map(Vec::len).sum::<usize>() > BACKLOG {
+            self.backlog.pop_front();
+            self.counts.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        false
+    }
+
+    fn sync(&mut self) -> bool {
+        self.last_sync = Instant::now();
+        match self.log.sync() {
+            Ok(()) => true,
+            Err(error) => self.append_failed(&error),
+        }
+    }
+
+    fn keep_feedback(&mut self, feedback: &Feedback, bytes: &mut Vec<u8>) -> Option<bool> {
+        if let Some(turn_id) = feedback.turn_id.clone() {
+            let (reward, text) = (feedback.reward, feedback.text.clone());
+            let record = Record::Feedback { turn_id, reward, text };
+            if self.state.apply(record.clone()) {
+                self.frame(&record, bytes);
+                return Some(true);
+            }
+        }
+        match self.feedback.append(feedback) {
+            Ok(()) => Some(false),
+            Err(error) => {
+                tracing::error!(%error, "cannot keep feedback");
+                None
+            }
+        }
+    }
+
+    /// Does what is due.
+    fn keep_up(&mut self) {
+        if !self.backlog.is_empty() {
+            self.append(Vec::new());
+        }
+        if let Sync::Every(interval) = self.options.sync
+            && self.log.is_dirty()
+            && self.last_sync.elapsed() >= interval
+        {
+            self.sync();
+        }
+        match (self.state.ready.is_empty(), self.waiting_since) {
+            (true, _) => self.waiting_since = None,
+            (false, None) => self.waiting_since = Some(Instant::now()),
+            (false, Some(_)) => {}
+        }
+        if self.shard_is_due() {
+            self.start_shard();
+        }
+        let grown = self.log.growth() > self.options.compact.max(self.log.base());
+        if grown && self.backlog.is_empty() {
+            self.compact();
+        }
+        self.report();
+    }
+
+    fn compact(&mut self) {
+        self.state.forget(now().saturating_sub(self.options.retention));
+        if let Err(error) = self.log.compact(&self.state.snapshot()) {
+            tracing::error!(%error, "cannot begin a new log");
+        }
+    }
+
+    fn shard_is_due(&self) -> bool {
+        let roll = &self.options.roll;
+        let waited = self.waiting_since.is_some_and(|since| since.elapsed() >= roll.age);
+        let paused = self.pause.is_some_and(|(until, _)| Instant::now() < until);
+        let full = self.state.ready.len() >= roll.rows || self.state.ready_bytes() >= roll.bytes;
+        !self.state.ready.is_empty() && !self.shard_running && !paused && (full || waited)
+    }
+
+    /// Writes a shard on a thread of its own: compressing must not keep a
+    /// client waiting for its acknowledgement.
+    fn start_shard(&mut self) {
+        let rows: Vec<_> = self.state.start_writing().iter().map(Entry::row).collect();
+        let (spool, provenance) = (self.options.spool.clone(), self.options.provenance.clone());
+        let sender = self.sender.clone();
+        let work = move || {
+            let writers = [trajectory::Writer::Serve];
+            let outcome = write_shard(&spool, &writers, &rows, &provenance).map_err(Box::new);
+            // The journal waits for this message before it ends.
+            let _ = sender.send(Command::Shard { outcome });
+        };
+        self.waiting_since = None;
+        match std::thread::Builder::new().name("shard".to_owned()).spawn(work) {
+            Ok(_) => self.shard_running = true,
+            Err(error) => {
+                tracing::error!(%error, "cannot start a thread");
+                self.state.stop_writing();
+            }
+        }
+    }
+
+    fn end_shard(&mut self, outcome: Result<PathBuf, Box<table::Error>>, bytes: &mut Vec<u8>) {
+        self.shard_running = false;
+        match outcome {
+            Ok(path) => {
+                let shard = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                if let Err(error) = self.shards.add(&shard) {
+                    tracing::warn!(%error, "cannot list a shard");
+                }
+                let turn_ids: Vec<_> =
+                    self.state.writing.iter().map(|entry| entry.turn_id.clone()).collect();
+                self.counts.rows.fetch_add(turn_ids.len() as u64, Ordering::Relaxed);
+                self.counts.shards.fetch_add(1, Ordering::Relaxed);
+                self.counts.shard_failing.store(false, Ordering::Relaxed);
+                self.pause = None;
+                let record = Record::Written { shard, turn_ids };
+                self.frame(&record, bytes);
+                self.state.apply(record);
+            }
+            Err(error) => {
+                let error = with_causes(&error);
+                tracing::error!(%error, "cannot write a shard; its rows wait");
+                self.counts.shard_errors.fetch_add(1, Ordering::Relaxed);
+                self.counts.shard_failing.store(true, Ordering::Relaxed);
+                self.state.stop_writing();
+                let wait = self.pause.map_or(Duration::from_secs(1), |(_, wait)| wait * 2);
+                let wait = wait.min(LONGEST_PAUSE);
+                self.pause = Some((Instant::now() + wait, wait));
+            }
+        }
+    }
+
+    fn finish(&mut self, flush_open: bool, receiver: &Receiver<Command>) -> Result<u64, Error> {
+        // What was sent before we were told to end, and the shard on its way.
+        while self.shard_running {
+            let Ok(command) = receiver.recv() else { break };
+            self.group(vec![command]);
+        }
+        if flush_open {
+            self.state.close_all();
+        }
+        let mut failed = None;
+        if !self.state.ready.is_empty() {
+            let rows: Vec<_> = self.state.start_writing().iter().map(Entry::row).collect();
+            let writers = [trajectory::Writer::Serve];
+            let (spool, provenance) = (&self.options.spool, &self.options.provenance);
+            let mut bytes = Vec::new();
+            match write_shard(spool, &writers, &rows, provenance) {
+                Ok(path) => self.end_shard(Ok(path), &mut bytes),
+                Err(source) => {
+                    self.state.stop_writing();
+                    failed = Some(Error::Shard { source: Box::new(source) });
+                }
+            }
+            self.append(bytes);
+        }
+        self.append(Vec::new());
+        self.sync();
+        self.report();
+        failed.map_or(Ok(self.state.open.len() as u64), Err)
+    }
+
+    fn report(&self) {
+        let waiting = self.state.ready.len() + self.state.writing.len();
+        self.counts.open.store(self.state.open.len() as u64, Ordering::Relaxed);
+        self.counts.waiting.store(waiting as u64, Ordering::Relaxed);
+    }
+}
+
+/// Reads which turns are in shards that the list does not name, and lists them.
+fn unlisted_turns(options: &Options, shards: &mut ShardList) -> Result<HashSet<String>, Error> {
+    let failed = |source| Error::Folder { path: options.spool.clone(), source };
+    let mut found = HashSet::new();
+    for path in shards.unlisted(&options.spool).map_err(failed)? {
+        match turn_ids(&path) {
+            Ok(ids) => found.extend(ids),
+            // Readers name it; a broken file must not stop the chats.
+            Err(error) => {
+                let error = with_causes(&error);
+                tracing::warn!(path = %path.display(), %error, "cannot read a shard");
+                continue;
+            }
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        shards.add(&name).map_err(failed)?;
+    }
+    Ok(found)
+}
+
+fn turn_ids(path: &std::path::Path) -> Result<Vec<String>, table::Error> {
+    let mut source = Source::open(&[path.to_owned()])?;
+    let mut found = Vec::new();
+    while let Some(turns) = source.next_turns()? {
+        found.extend(turns.into_iter().map(|turn| turn.turn_id));
+    }
+    Ok(found)
+}
+
+/// Writes an error with its causes on one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    text
+}
+
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
