@@ -48,7 +48,7 @@ pub struct StreamCapture {
     done: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Choice {
     evidence: Evidence,
     message: Map<String, Value>,
@@ -105,14 +105,15 @@ impl StreamCapture {
         self.choices.values().map(message).collect()
     }
 
-    /// Ends the stream and decides what is recorded of it.
-    pub fn finish(self, ending: Ending) -> Vec<Captured> {
+    /// Decides what is recorded of the stream as it has come, given how it
+    /// ended. What comes afterwards is still passed on.
+    pub fn finish(&self, ending: Ending) -> Vec<Captured> {
         let broken = match ending {
             _ if self.failed => (Outcome::Failed, reason::UPSTREAM_ERROR),
             Ending::Abandoned => (Outcome::Aborted, reason::ABORTED),
             Ending::Closed | Ending::Broken => (Outcome::Failed, reason::INCOMPLETE_STREAM),
         };
-        let mut choices = self.choices;
+        let mut choices = self.choices.clone();
         // An error may come before the first word; that is a turn, too.
         if choices.is_empty() {
             choices.insert(0, Choice::default());

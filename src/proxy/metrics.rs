@@ -1,0 +1,152 @@
+//! What is counted, and its Prometheus text.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::journal::Counts;
+
+/// The counters of a proxy. Labels are words of ours, never a client's.
+#[derive(Debug, Default)]
+pub(super) struct Metrics {
+    pub(super) requests: AtomicU64,
+    pub(super) turns: AtomicU64,
+    pub(super) bytes_from_engine: AtomicU64,
+    pub(super) bytes_to_clients: AtomicU64,
+    pub(super) late_next_state: AtomicU64,
+    pub(super) ambiguous: AtomicU64,
+    pub(super) no_session: AtomicU64,
+    pub(super) feedback: AtomicU64,
+    pub(super) late_feedback: AtomicU64,
+    skipped: Mutex<BTreeMap<&'static str, u64>>,
+    untrainable: Mutex<BTreeMap<&'static str, u64>>,
+    refused: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+/// What a run came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    /// Turns captured.
+    pub turns: u64,
+    /// Of these, the ones that came without a session.
+    pub no_session: u64,
+    /// Rows written to shards.
+    pub rows: u64,
+    /// Turns that stay open for the next run.
+    pub open: u64,
+    /// Requests that were not captured, by reason.
+    pub skipped: Vec<(&'static str, u64)>,
+    /// Turns that must not be trained on, by reason.
+    pub untrainable: Vec<(&'static str, u64)>,
+}
+
+/// Adds one to a counter.
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Metrics {
+    /// Counts a request that is not captured.
+    pub(super) fn skip(&self, reason: &'static str) {
+        add(&self.skipped, reason);
+    }
+
+    /// Counts a turn that must not be trained on.
+    pub(super) fn untrainable(&self, reason: &'static str) {
+        add(&self.untrainable, reason);
+    }
+
+    /// Counts an answer of our own making.
+    pub(super) fn refuse(&self, code: &'static str) {
+        add(&self.refused, code);
+    }
+
+    /// Returns what the run has come to.
+    pub(super) fn summary(&self, journal: &Counts, open: u64) -> Summary {
+        Summary {
+            turns: self.turns.load(Ordering::Relaxed),
+            no_session: self.no_session.load(Ordering::Relaxed),
+            rows: journal.rows.load(Ordering::Relaxed),
+            open,
+            skipped: list(&self.skipped),
+            untrainable: list(&self.untrainable),
+        }
+    }
+
+    /// Writes all counters in Prometheus' text format.
+    pub(super) fn text(&self, journal: &Counts) -> String {
+        let mut text = String::new();
+        for (name, help, value) in [
+            ("requests_total", "Requests received.", &self.requests),
+            ("turns_total", "Turns captured.", &self.turns),
+            ("turns_without_session_total", "Turns that came without a session.", &self.no_session),
+            ("late_next_state_total", "Next states of turns closed before.", &self.late_next_state),
+            ("ambiguous_total", "Histories that fit turns of several people.", &self.ambiguous),
+            ("feedback_total", "Feedback received.", &self.feedback),
+            ("late_feedback_total", "Feedback for rows written before.", &self.late_feedback),
+            ("upstream_bytes_total", "Bytes received from the engine.", &self.bytes_from_engine),
+            ("client_bytes_total", "Bytes sent to clients.", &self.bytes_to_clients),
+            ("rows_total", "Rows written to shards.", &journal.rows),
+            ("shards_total", "Shards written.", &journal.shards),
+            (
+                "journal_errors_total",
+                "Turns that could not be logged at once.",
+                &journal.append_errors,
+            ),
+            (
+                "shard_errors_total",
+                "Shards that could not be written at once.",
+                &journal.shard_errors,
+            ),
+            ("lost_turns_total", "Turns lost to a disk that was away.", &journal.lost),
+            ("journal_set_aside_bytes_total", "Damaged bytes set aside.", &journal.set_aside),
+        ] {
+            family(&mut text, name, "counter", help);
+            sample(&mut text, name, None, value.load(Ordering::Relaxed));
+        }
+        for (name, help, value) in [
+            ("open_turns", "Turns that wait for a next state.", &journal.open),
+            ("waiting_rows", "Rows that wait for their shard.", &journal.waiting),
+        ] {
+            family(&mut text, name, "gauge", help);
+            sample(&mut text, name, None, value.load(Ordering::Relaxed));
+        }
+        for (name, label, help, values) in [
+            ("skipped_total", "reason", "Requests that were not captured.", &self.skipped),
+            ("untrainable_total", "reason", "Turns not to be trained on.", &self.untrainable),
+            ("refused_total", "code", "Answers of the proxy itself.", &self.refused),
+        ] {
+            family(&mut text, name, "counter", help);
+            for (word, value) in list(values) {
+                sample(&mut text, name, Some((label, word)), value);
+            }
+        }
+        text
+    }
+}
+
+fn family(text: &mut String, name: &str, kind: &str, help: &str) {
+    // Writing to a string cannot fail.
+    let _ = write!(text, "# HELP oclaw_{name} {help}\n# TYPE oclaw_{name} {kind}\n");
+}
+
+fn sample(text: &mut String, name: &str, label: Option<(&str, &str)>, value: u64) {
+    let _ = match label {
+        Some((label, word)) => writeln!(text, "oclaw_{name}{{{label}=\"{word}\"}} {value}"),
+        None => writeln!(text, "oclaw_{name} {value}"),
+    };
+}
+
+fn add(counters: &Mutex<BTreeMap<&'static str, u64>>, word: &'static str) {
+    if let Ok(mut counters) = counters.lock() {
+        *counters.entry(word).or_default() += 1;
+    }
+}
+
+fn list(counters: &Mutex<BTreeMap<&'static str, u64>>) -> Vec<(&'static str, u64)> {
+    counters
+        .lock()
+        .map(|counters| counters.iter().map(|(k, v)| (*k, *v)).collect())
+        .unwrap_or_default()
+}
