@@ -11,10 +11,12 @@ mod judge;
 mod lint;
 mod progress;
 mod report;
+mod serve;
 mod settings;
 mod sync_weights;
 mod teacher_lp;
 mod view;
+mod units;
 
 use std::process::ExitCode;
 
@@ -46,6 +48,7 @@ struct Cli {
 /// The subcommands, in the order of the loop.
 #[derive(Subcommand, Debug)]
 enum Command {
+    Serve(serve::Args),
     Judge(judge::Args),
     Hint(hint::Args),
     TeacherLp(teacher_lp::Args),
@@ -58,6 +61,7 @@ enum Command {
 impl Command {
     fn run(self, context: &Context) -> anyhow::Result<Exit> {
         match self {
+            Self::Serve(args) => serve::run(args, context),
             Self::Judge(args) => judge::run(args, context),
             Self::Hint(args) => hint::run(args, context),
             Self::TeacherLp(args) => teacher_lp::run(args, context),

@@ -5,7 +5,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use oclaw::engine;
+use oclaw::journal;
 use oclaw::judge;
+use oclaw::proxy;
 use oclaw::template;
 use oclaw::sync;
 use oclaw::stage;
@@ -81,6 +83,9 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         if let Some(error) = cause.downcast_ref::<engine::Error>() {
             return of_engine(error);
         }
+        if let Some(error) = cause.downcast_ref::<proxy::Error>() {
+            return of_proxy(error);
+        }
         if let Some(error) = cause.downcast_ref::<sync::Error>() {
             return of_sync(error);
         }
@@ -123,6 +128,23 @@ fn of_engine(error: &engine::Error) -> (Kind, Option<String>) {
         }
         Error::Status { .. } if error.is_transient() => (Kind::Engine, None),
         Error::Status { .. } => (Kind::Failed, None),
+    }
+}
+
+fn of_proxy(error: &proxy::Error) -> (Kind, Option<String>) {
+    use journal::Error as Journal;
+    use proxy::Error;
+    let hint = |text: &str| Some(text.to_owned());
+    match error {
+        Error::Bind { .. } => (Kind::Failed, hint("choose another address by `--listen`")),
+        Error::Open { .. } => (Kind::Usage, hint("give the clients' keys by `--key-file`")),
+        Error::Client { .. } => (Kind::Usage, None),
+        Error::Journal(Journal::Locked { .. }) => {
+            (Kind::Failed, hint("one `oclaw serve` per spool folder; choose another by `--spool`"))
+        }
+        Error::Journal(Journal::Folder { .. } | Journal::Shard { .. } | Journal::Stopped { .. }) => {
+            (Kind::Failed, None)
+        }
     }
 }
 
