@@ -4,6 +4,7 @@
 mod asking;
 mod common;
 mod embedded;
+mod engine;
 mod files;
 mod convert;
 mod hint;
@@ -55,6 +56,7 @@ enum Command {
     View(view::Args),
     Lint(lint::Args),
     SyncWeights(sync_weights::Args),
+    Engine(engine::Args),
     Convert(convert::Args),
 }
 
@@ -68,6 +70,7 @@ impl Command {
             Self::View(args) => view::run(args, context),
             Self::Lint(args) => lint::run(args, context),
             Self::SyncWeights(args) => sync_weights::run(args, context),
+            Self::Engine(args) => engine::run(args, context),
             Self::Convert(args) => convert::run(args, context),
         }
     }

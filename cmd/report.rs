@@ -9,6 +9,8 @@ use oclaw::journal;
 use oclaw::judge;
 use oclaw::proxy;
 use oclaw::template;
+#[cfg(feature = "torch")]
+use oclaw::serving;
 use oclaw::sync;
 use oclaw::stage;
 use oclaw::table;
@@ -86,6 +88,10 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         if let Some(error) = cause.downcast_ref::<proxy::Error>() {
             return of_proxy(error);
         }
+        #[cfg(feature = "torch")]
+        if let Some(error) = cause.downcast_ref::<serving::Error>() {
+            return of_serving(error);
+        }
         if let Some(error) = cause.downcast_ref::<sync::Error>() {
             return of_sync(error);
         }
@@ -143,6 +149,22 @@ fn of_proxy(error: &proxy::Error) -> (Kind, Option<String>) {
             (Kind::Failed, hint("one `oclaw serve` per spool folder; choose another by `--spool`"))
         }
         Error::Journal(Journal::Folder { .. } | Journal::Shard { .. } | Journal::Stopped { .. }) => {
+            (Kind::Failed, None)
+        }
+    }
+}
+
+#[cfg(feature = "torch")]
+fn of_serving(error: &serving::Error) -> (Kind, Option<String>) {
+    use serving::Error;
+    match error {
+        Error::OpenToAll { .. } => {
+            (Kind::Usage, Some("give a key by `--key-file`, or listen on 127.0.0.1".to_owned()))
+        }
+        Error::Listen { .. } => {
+            (Kind::Failed, Some("choose another address by `--listen`".to_owned()))
+        }
+        Error::NoFolder { .. } | Error::Model(_) | Error::Template(_) | Error::Thread(_) => {
             (Kind::Failed, None)
         }
     }

@@ -1,1 +1,196 @@
-//! To come.
+//! The embedded engine: a small inference server that speaks SGLang's HTTP
+//! dialect.
+//!
+//! Requests become jobs; one thread owns the model and gives each running job a
+//! token at a time; text, stop strings and tool calls are made of the ids on the
+//! way out. Only ids and log-probs as sampled leave the compute thread, so what
+//! a trainer reads is what happened. Absent: several models, prefix reuse.
+
+mod answer;
+mod chat;
+mod chat_stream;
+mod compute;
+mod control;
+mod failure;
+mod generate;
+mod generation;
+mod request;
+mod routes;
+mod schedule;
+mod text;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret, SecretString};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::model::{self, Dtype, LoadOptions, Model};
+use crate::template::{self, Chat};
+
+use compute::{Command, Compute, Limits};
+use routes::Served;
+
+/// What to serve, and where.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// A Hugging Face folder.
+    pub model: PathBuf,
+    /// Where to listen; port 0 takes any free one.
+    pub listen: SocketAddr,
+    /// Type of the products; the checkpoint's own if not given.
+    pub dtype: Option<Dtype>,
+    /// The key that requests must carry.
+    pub key: Option<SecretString>,
+    /// Answers that are generated together.
+    pub max_running: usize,
+    /// Start of the seeds of requests that name none.
+    pub seed: u64,
+    /// Version of the weights at the start.
+    pub weight_version: String,
+}
+
+impl Options {
+    /// Returns the options of a folder served on some loopback port.
+    pub fn new(model: impl Into<PathBuf>) -> Self {
+        Self {
+            model: model.into(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            dtype: None,
+            key: None,
+            max_running: 16,
+            seed: 0,
+            weight_version: "0".to_owned(),
+        }
+    }
+}
+
+/// An engine that could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Anybody on the network could use it.
+    #[error("no key protects `{listen}`, which others can reach")]
+    OpenToAll {
+        /// The address asked for.
+        listen: SocketAddr,
+    },
+    /// The address is not to be had.
+    #[error("cannot listen on `{listen}`: {source}")]
+    Listen {
+        /// The address asked for.
+        listen: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The model's folder is not there.
+    #[error("no model folder `{}`", .folder.display())]
+    NoFolder {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The weights cannot be loaded.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+    /// The tokenizer or the chat template cannot be loaded.
+    #[error(transparent)]
+    Template(#[from] template::Error),
+    /// The compute thread cannot be started.
+    #[error("cannot start the compute thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A running engine.
+#[derive(Debug)]
+pub struct Running {
+    /// Where it listens.
+    pub address: SocketAddr,
+    served: Arc<Served>,
+    stop: watch::Sender<bool>,
+    server: tokio::task::JoinHandle<()>,
+    thread: JoinHandle<()>,
+}
+
+/// How long running answers may take to end at a shutdown.
+const DRAIN: Duration = Duration::from_secs(30);
+/// How long connections may linger after that.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Binds, loads and serves. Must be called in a tokio runtime.
+pub async fn start(options: Options) -> Result<Running, Error> {
+    let Options { model: folder, listen, dtype, key, max_running, seed, weight_version } = options;
+    if !listen.ip().is_loopback() && key.is_none() {
+        return Err(Error::OpenToAll { listen });
+    }
+    if !folder.is_dir() {
+        return Err(Error::NoFolder { folder });
+    }
+    let failed = |source| Error::Listen { listen, source };
+    let listener = TcpListener::bind(listen).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let chat = Chat::load(&folder)?;
+    let load = LoadOptions { dtype, ..LoadOptions::default() };
+    let model = Model::load(&folder, &load)?;
+    let config = model.config.clone();
+    let dtype = model.dtype().config_name();
+    let limits = Limits { max_running: max_running.max(1), load };
+    let name = routes::name_of(&folder);
+    let (compute, thread) =
+        Compute::start(model, folder, weight_version, limits).map_err(Error::Thread)?;
+    let served = Arc::new(Served {
+        chat,
+        config,
+        name,
+        compute,
+        key: key.map(|key| routes::digest(key.expose_secret())),
+        max_running,
+        dtype,
+        seeds: AtomicU64::new(seed),
+    });
+    let (stop, mut stopped) = watch::channel(false);
+    let router = routes::router(served.clone());
+    let server = tokio::spawn(async move {
+        let stopped = async move {
+            // A sender that is gone means stop as well.
+            let _ = stopped.wait_for(|stop| *stop).await;
+        };
+        let served = axum::serve(listener, router).with_graceful_shutdown(stopped);
+        if let Err(error) = served.await {
+            tracing::error!(%error, "the server ended");
+        }
+    });
+    Ok(Running { address, served, stop, server, thread })
+}
+
+impl Running {
+    /// Returns the address as a URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Returns the name under which the model is served.
+    pub fn name(&self) -> &str {
+        &self.served.name
+    }
+
+    /// Takes no more requests, lets running answers end within a limit, and
+    /// stops the compute thread.
+    pub async fn shutdown(self) {
+        let Self { served, stop, mut server, thread, .. } = self;
+        stop.send_replace(true);
+        // A pause must not keep answers from ending.
+        let _ = served.compute.send(Command::Continue);
+        if tokio::time::timeout(DRAIN, &mut server).await.is_err() {
+            let _ = served.compute.send(Command::Abort(None));
+            if tokio::time::timeout(LINGER, &mut server).await.is_err() {
+                server.abort();
+            }
+        }
+        let _ = served.compute.send(Command::Stop);
+        let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+    }
+}

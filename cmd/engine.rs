@@ -1,0 +1,70 @@
+//! `oclaw engine`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::common::Context;
+use crate::report::Exit;
+
+/// Serve a model over HTTP, speaking SGLang's dialect.
+///
+/// Chat completions (streamed or not), `/generate` (sample and score),
+/// `/tokenize`, health, weights, pause. Ids and log-probs are those that were
+/// sampled: log-probs are taken after the temperature and before any truncation;
+/// greedy answers (temperature 0) have those of temperature 1.
+///
+/// What others on the network can reach needs a key, from `--key-file` or
+/// `OCLAW_ENGINE_KEY`. SIGTERM or SIGINT ends it after the running answers.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Folder of the model
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// Address to listen on
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:30001")]
+    listen: SocketAddr,
+    /// Type of the products: auto, f32 or bf16
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16"])]
+    dtype: String,
+    /// File with the key that requests must carry
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Answers that are generated together
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    max_running: u32,
+    /// Version of the weights at the start
+    #[arg(long, value_name = "VERSION", default_value = "0")]
+    weight_version: String,
+}
+
+/// Serves until a signal.
+#[cfg(feature = "torch")]
+pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    use oclaw::serving::{self, Options};
+
+    let options = Options {
+        model: args.model,
+        listen: args.listen,
+        dtype: args.dtype.parse().ok(),
+        key: crate::embedded::key(&context.command, args.key_file.as_deref())?,
+        max_running: args.max_running as usize,
+        seed: context.seed,
+        weight_version: args.weight_version,
+    };
+    let mut stop = context.drain_on_signal();
+    context.block_on(async {
+        let running = serving::start(options).await?;
+        context.say(format!("serving `{}` at {}", running.name(), running.url()));
+        // A sender that is gone means stop as well.
+        let _ = stop.wait_for(|stop| *stop).await;
+        context.say("ending: running answers may finish, a second signal cuts them off");
+        running.shutdown().await;
+        Ok(Exit::Done)
+    })
+}
+
+/// Says what this build lacks.
+#[cfg(not(feature = "torch"))]
+pub(crate) fn run(_: Args, _: &Context) -> anyhow::Result<Exit> {
+    Err(crate::common::needs_torch("`oclaw engine`"))
+}

@@ -1,0 +1,67 @@
+//! Errors of a request, in the two shapes that SGLang gives them.
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+/// A request that gets no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(super) struct Failure {
+    pub(super) status: StatusCode,
+    pub(super) message: String,
+}
+
+impl Failure {
+    /// The request itself is wrong.
+    pub(super) fn bad(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, message: message.into() }
+    }
+
+    /// The engine cannot go on.
+    pub(super) fn internal(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::INTERNAL_SERVER_ERROR, message: message.into() }
+    }
+
+    /// The engine is stopping, or has stopped.
+    pub(super) fn stopped() -> Self {
+        let message = "the engine is shutting down".to_owned();
+        Self { status: StatusCode::SERVICE_UNAVAILABLE, message }
+    }
+
+    /// Returns the flat body of the `/v1` routes.
+    pub(super) fn body(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            400 => "BadRequestError",
+            401 => "Unauthorized",
+            404 => "NotFoundError",
+            503 => "ServiceUnavailableError",
+            _ => "InternalServerError",
+        };
+        json!({
+            "object": "error",
+            "message": self.message,
+            "type": kind,
+            "param": null,
+            "code": self.status.as_u16(),
+        })
+    }
+
+    /// Returns the answer of the native routes.
+    pub(super) fn native(&self) -> Response {
+        let body = json!({"error": {"message": self.message}});
+        (self.status, axum::Json(body)).into_response()
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        (self.status, axum::Json(self.body())).into_response()
+    }
+}
+
+/// Reads a JSON body; what is wrong with it is a bad request, as in SGLang.
+pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body)
+        .map_err(|error| Failure::bad(format!("cannot read the body: {error}")))
+}

@@ -1,0 +1,339 @@
+//! `POST /generate`: ids or text in, ids, text and log-probs out; with
+//! `max_new_tokens` 0 it only scores.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use crate::model::Score;
+use crate::wire::sglang::GenerateBody;
+
+use super::answer::triple;
+use super::chat::meta_info;
+use super::chat_stream::{done, event, events};
+use super::compute::Token;
+use super::failure::{Failure, parse};
+use super::generation::{Generation, Order};
+use super::request::{Wishes, checked};
+use super::routes::Served;
+use super::text::Part;
+
+/// One prompt of a request.
+struct Task {
+    order: Order,
+    wants: Wants,
+}
+
+/// What the `meta_info` of an answer carries.
+#[derive(Debug, Clone)]
+struct Wants {
+    log_probs: bool,
+    /// First prompt position whose log-prob is wanted.
+    start: Option<usize>,
+    top: usize,
+    chosen: Vec<i64>,
+    texts: bool,
+    prompt_ids: bool,
+}
+
+/// Answers a request.
+pub(super) async fn generate(served: &Arc<Served>, body: &[u8]) -> Result<Response, Failure> {
+    let body: GenerateBody = parse(body)?;
+    let (prompts, single) = prompts(&body, served)?;
+    let mut tasks = Vec::new();
+    for (place, prompt) in prompts.into_iter().enumerate() {
+        tasks.push(task(&body, place, prompt, served)?);
+    }
+    let answers: usize = tasks.iter().map(|task| task.order.answers).sum();
+    let single = single && answers == 1;
+    if body.stream == Some(true) {
+        return match tasks.pop() {
+            Some(task) if single => stream(task, served.clone()).await,
+            _ => Err(Failure::bad("`stream` goes with one prompt and one answer")),
+        };
+    }
+    // All are in the compute thread before the first is waited for.
+    let values =
+        futures_util::future::try_join_all(tasks.into_iter().map(|task| run(task, served)));
+    let mut values: Vec<Value> = values.await?.into_iter().flatten().collect();
+    let value = if single { values.pop().unwrap_or_default() } else { Value::Array(values) };
+    Ok(Json(value).into_response())
+}
+
+/// Returns the prompts, and whether there is just one that is no list.
+fn prompts(body: &GenerateBody, served: &Served) -> Result<(Vec<Vec<i64>>, bool), Failure> {
+    let encode = |text: &Value| {
+        let text = text
+            .as_str()
+            .ok_or_else(|| Failure::bad("`text` is neither a string nor a list of strings"))?;
+        let ids =
+            served.chat.tokenizer.encode(text).map_err(|error| Failure::bad(error.to_string()))?;
+        Ok(ids.into_iter().map(i64::from).collect())
+    };
+    let ids = |value: &Value| {
+        let ids: Option<Vec<i64>> =
+            value.as_array().and_then(|ids| ids.iter().map(Value::as_i64).collect());
+        ids.ok_or_else(|| {
+            Failure::bad("`input_ids` is neither a list of ids nor a list of such lists")
+        })
+    };
+    match (&body.text, &body.input_ids) {
+        (Some(Value::Array(texts)), None) => {
+            Ok((texts.iter().map(encode).collect::<Result<_, _>>()?, false))
+        }
+        (Some(text), None) => Ok((vec![encode(text)?], true)),
+        (None, Some(Value::Array(lists))) if lists.first().is_some_and(Value::is_array) => {
+            Ok((lists.iter().map(ids).collect::<Result<_, _>>()?, false))
+        }
+        (None, Some(list)) => Ok((vec![ids(list)?], true)),
+        _ => Err(Failure::bad("give exactly one of `text` and `input_ids`")),
+    }
+}
+
+fn task(
+    body: &GenerateBody,
+    place: usize,
+    prompt: Vec<i64>,
+    served: &Served,
+) -> Result<Task, Failure> {
+    let prompt = checked(prompt, &served.config)?;
+    let wanted = body.return_logprob == Some(true);
+    let mut wishes = Wishes::of_generate(body.sampling_params.clone().unwrap_or_default());
+    if wanted {
+        wishes.top = body.top_logprobs_num;
+        wishes.chosen = body.token_ids_logprob.clone().unwrap_or_default();
+    }
+    let plan = wishes.plan(&served.config, prompt.len(), served.seed())?;
+    let start = match body.logprob_start_len.filter(|_| wanted).unwrap_or(-1) {
+        -1 => None,
+        start if (0..=prompt.len() as i64).contains(&start) => Some(start as usize),
+        start => {
+            let length = prompt.len();
+            return Err(Failure::bad(format!(
+                "`logprob_start_len` is {start}; the input has {length} tokens"
+            )));
+        }
+    };
+    let wants = Wants {
+        log_probs: wanted,
+        start,
+        top: plan.top,
+        chosen: plan.chosen.clone(),
+        texts: body.return_text_in_logprobs == Some(true),
+        prompt_ids: body.return_prompt_token_ids == Some(true),
+    };
+    let rid = match &body.rid {
+        Some(Value::String(rid)) => Some(rid.as_str()),
+        Some(Value::Array(rids)) => rids.get(place).and_then(Value::as_str),
+        _ => None,
+    };
+    let sampling = &wishes.body;
+    let order = Order {
+        rid: served.rid(rid),
+        plan,
+        prompt: prompt.into(),
+        answers: wishes.answers()?,
+        stops: wishes.stops()?,
+        keep_stop: sampling.no_stop_trim == Some(true),
+        skip_special: sampling.skip_special_tokens != Some(false),
+        tools: None,
+    };
+    Ok(Task { order, wants })
+}
+
+async fn run(task: Task, served: &Arc<Served>) -> Result<Vec<Value>, Failure> {
+    let Task { order, wants } = task;
+    if order.plan.max_new == 0 {
+        return Ok(vec![score_only(&order, &wants, served).await?]);
+    }
+    let prompt = order.prompt.clone();
+    let input = input(&prompt, &wants, served);
+    let (input, generation) = tokio::join!(input, finish(order, served));
+    let (input, (generation, texts)) = (input?.value, generation?);
+    let common = Common { generation: &generation, wants: &wants, input: &input, served };
+    let value = |(place, text): (usize, String)| whole(place, &text, &common);
+    Ok(texts.into_iter().enumerate().map(value).collect())
+}
+
+async fn finish(order: Order, served: &Served) -> Result<(Generation, Vec<String>), Failure> {
+    let mut texts = vec![String::new(); order.answers];
+    let mut generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
+    while let Some((index, parts)) = generation.next().await? {
+        append(&mut texts[index], parts);
+    }
+    Ok((generation, texts))
+}
+
+fn append(text: &mut String, parts: Vec<Part>) {
+    for part in parts {
+        if let Part::Text(more) = part {
+            text.push_str(&more);
+        }
+    }
+}
+
+async fn stream(task: Task, served: Arc<Served>) -> Result<Response, Failure> {
+    let Task { order, wants } = task;
+    if order.plan.max_new == 0 {
+        let value = score_only(&order, &wants, &served).await?;
+        let both = [event(&value), done()].map(Ok);
+        return Ok(events(futures_util::stream::iter(both)));
+    }
+    let input = input(&order.prompt, &wants, &served).await?.value;
+    let generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
+    let start = (Some(generation), String::new());
+    Ok(events(futures_util::stream::unfold(start, move |(generation, mut text)| {
+        let (wants, input, served) = (wants.clone(), input.clone(), served.clone());
+        async move {
+            let mut generation = generation?;
+            match generation.next().await {
+                Ok(Some((_, parts))) => {
+                    append(&mut text, parts);
+                    let (generation_now, served) = (&generation, &*served);
+                    let (wants, input) = (&wants, &input);
+                    let common = Common { generation: generation_now, wants, input, served };
+                    let value = whole(0, &text, &common);
+                    Some((Ok(event(&value)), (Some(generation), text)))
+                }
+                Ok(None) => Some((Ok(done()), (None, text))),
+                Err(failure) => {
+                    let error = event(&json!({"error": {"message": failure.message}}));
+                    let both = Bytes::from([error, done()].concat());
+                    Some((Ok(both), (None, text)))
+                }
+            }
+        }
+    })))
+}
+
+async fn score_only(order: &Order, wants: &Wants, served: &Served) -> Result<Value, Failure> {
+    let Input { value: input, version } = input(&order.prompt, wants, served).await?;
+    let version = version.unwrap_or_else(|| served.compute.status().version);
+    let mut meta = json!({
+        "id": &*order.rid,
+        "finish_reason": {"type": "length", "length": 0},
+        "prompt_tokens": order.prompt.len(),
+        "completion_tokens": 0,
+        "cached_tokens": 0,
+        "weight_version": &*version,
+    });
+    if wants.log_probs {
+        merge(&mut meta, &input);
+        merge(&mut meta, &output(&[], wants, served));
+    }
+    let mut value = json!({"text": "", "output_ids": [], "meta_info": meta});
+    if wants.prompt_ids {
+        value["prompt_token_ids"] = json!(&*order.prompt);
+    }
+    Ok(value)
+}
+
+/// What all answers to one prompt share.
+struct Common<'a> {
+    generation: &'a Generation,
+    wants: &'a Wants,
+    input: &'a Value,
+    served: &'a Served,
+}
+
+fn whole(place: usize, text: &str, common: &Common<'_>) -> Value {
+    let Common { generation, wants, input, served } = *common;
+    let answer = &generation.answers[place];
+    let mut meta = meta_info(answer, generation, served);
+    if wants.log_probs {
+        merge(&mut meta, input);
+        merge(&mut meta, &output(&answer.tokens, wants, served));
+    }
+    let mut value = json!({"text": text, "output_ids": answer.ids(), "meta_info": meta});
+    if wants.prompt_ids {
+        value["prompt_token_ids"] = json!(&*generation.prompt);
+    }
+    value
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    if let (Some(into), Some(from)) = (into.as_object_mut(), from.as_object()) {
+        into.extend(from.clone());
+    }
+}
+
+/// Returns the log-probs of the answer.
+fn output(tokens: &[Token], wants: &Wants, served: &Served) -> Value {
+    let tokenizer = wants.texts.then_some(&served.chat.tokenizer);
+    let own = |token: &Token| triple(Some(token.log_prob), i64::from(token.id), tokenizer);
+    let top = |token: &Token| -> Value {
+        token
+            .top
+            .iter()
+            .map(|(id, score)| triple(Some(*score), i64::from(*id), tokenizer))
+            .collect()
+    };
+    let chosen = |token: &Token| -> Value {
+        token.chosen.iter().map(|(id, score)| triple(Some(*score), *id, tokenizer)).collect()
+    };
+    let mut value = json!({
+        "output_token_logprobs": tokens.iter().map(own).collect::<Vec<_>>(),
+        "output_token_logprobs_length": tokens.len(),
+    });
+    if wants.top > 0 {
+        value["output_top_logprobs"] = tokens.iter().map(top).collect();
+    }
+    if !wants.chosen.is_empty() {
+        value["output_token_ids_logprobs"] = tokens.iter().map(chosen).collect();
+    }
+    value
+}
+
+/// Log-probs of a prompt, and the version of the weights that made them.
+struct Input {
+    value: Value,
+    version: Option<Arc<str>>,
+}
+
+/// Returns the log-probs of the prompt from the start asked for. The first entry
+/// is null, for the position before it was not scored.
+async fn input(prompt: &[i64], wants: &Wants, served: &Served) -> Result<Input, Failure> {
+    let Some(start) = wants.start else {
+        let value = json!({"input_token_logprobs": []});
+        return Ok(Input { value, version: None });
+    };
+    let tokenizer = wants.texts.then_some(&served.chat.tokenizer);
+    let wanted = &prompt[start..];
+    let (scored, version) = match wanted.len() {
+        0 | 1 => (crate::model::Scored::default(), None),
+        count => {
+            let request = Score {
+                ids: prompt.to_vec(),
+                start: start + 1,
+                temperature: 1.0,
+                top_k: wants.top,
+                chosen: wants.chosen.repeat(count - 1),
+                entropy: false,
+            };
+            let scores = served.compute.score(request).await?;
+            (scores.scored, Some(scores.version))
+        }
+    };
+    let head = || std::iter::once(Value::Null).take(usize::from(!wanted.is_empty()));
+    let own = wanted.iter().enumerate().map(|(place, id)| {
+        let score = place.checked_sub(1).and_then(|place| scored.log_probs.get(place).copied());
+        triple(score, *id, tokenizer)
+    });
+    let list = |(ids, scores): (&[i64], &[f32])| -> Value {
+        ids.iter().zip(scores).map(|(id, score)| triple(Some(*score), *id, tokenizer)).collect()
+    };
+    let mut value = json!({"input_token_logprobs": own.collect::<Vec<_>>()});
+    if wants.top > 0 {
+        let rows = scored.top_ids.chunks(wants.top).zip(scored.top_log_probs.chunks(wants.top));
+        value["input_top_logprobs"] = head().chain(rows.map(list)).collect();
+    }
+    if !wants.chosen.is_empty() {
+        let rows = scored.chosen_log_probs.chunks(wants.chosen.len());
+        let rows = rows.map(|scores| list((&wants.chosen, scores)));
+        value["input_token_ids_logprobs"] = head().chain(rows).collect();
+    }
+    Ok(Input { value, version })
+}

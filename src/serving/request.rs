@@ -1,0 +1,204 @@
+//! From a request's body to a plan: defaults, limits, refusals.
+
+use serde_json::Value;
+
+use crate::model::{Config, SamplingParams};
+use crate::wire::sglang::{ChatBody, SamplingBody};
+
+use super::compute::Plan;
+use super::failure::Failure;
+use super::text::Stops;
+
+/// Most answers to one request.
+pub(super) const MOST_ANSWERS: i64 = 128;
+/// Most alternatives per token.
+const MOST_TOP: i64 = 64;
+/// Longest answer of `/generate` if nothing is said, as in SGLang.
+const GENERATE_DEFAULT: i64 = 128;
+
+/// What a request says about sampling, whichever route it came by.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Wishes {
+    pub(super) body: SamplingBody,
+    pub(super) top: Option<i64>,
+    pub(super) chosen: Vec<i64>,
+}
+
+impl Wishes {
+    /// Reads a chat's body.
+    pub(super) fn of_chat(body: &ChatBody) -> Self {
+        Self {
+            body: SamplingBody {
+                max_new_tokens: body.max_completion_tokens.or(body.max_tokens),
+                temperature: body.temperature,
+                top_p: body.top_p,
+                top_k: body.top_k,
+                min_p: body.min_p,
+                sampling_seed: body.seed,
+                n: body.n,
+                stop: body.stop.clone(),
+                stop_token_ids: body.stop_token_ids.clone(),
+                ignore_eos: body.ignore_eos,
+                no_stop_trim: body.no_stop_trim,
+                skip_special_tokens: body.skip_special_tokens,
+            },
+            top: body.top_logprobs.filter(|_| body.logprobs == Some(true)),
+            chosen: Vec::new(),
+        }
+    }
+
+    /// Returns the wishes of `/generate`, whose answers have a default length.
+    pub(super) fn of_generate(mut body: SamplingBody) -> Self {
+        body.max_new_tokens.get_or_insert(GENERATE_DEFAULT);
+        Self { body, ..Self::default() }
+    }
+
+    /// Returns the number of answers.
+    pub(super) fn answers(&self) -> Result<usize, Failure> {
+        match self.body.n.unwrap_or(1) {
+            n @ 1..=MOST_ANSWERS => Ok(n as usize),
+            n => Err(Failure::bad(format!("`n` is {n}; it may be 1 to {MOST_ANSWERS}"))),
+        }
+    }
+
+    /// Returns the stop strings.
+    pub(super) fn stops(&self) -> Result<Stops, Failure> {
+        let keep = self.body.no_stop_trim == Some(true);
+        let wrong = || Failure::bad("`stop` is neither a string nor a list of strings");
+        let strings = match &self.body.stop {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::String(stop)) => vec![stop.clone()],
+            Some(Value::Array(stops)) => {
+                let text = |stop: &Value| stop.as_str().map(str::to_owned);
+                stops.iter().map(text).collect::<Option<_>>().ok_or_else(wrong)?
+            }
+            Some(_) => return Err(wrong()),
+        };
+        Ok(Stops::new(strings.into_iter().filter(|stop| !stop.is_empty()).collect(), keep))
+    }
+
+    /// Returns the plan for a prompt of a length. `seed` stands in for one that
+    /// the request does not give.
+    pub(super) fn plan(&self, config: &Config, prompt: usize, seed: u64) -> Result<Plan, Failure> {
+        let body = &self.body;
+        let mut stop_ids = match body.ignore_eos {
+            Some(true) => Vec::new(),
+            _ => config.eos_token_ids.clone(),
+        };
+        let further = body.stop_token_ids.iter().flatten();
+        stop_ids.extend(further.filter_map(|id| i32::try_from(*id).ok()));
+        let top = match self.top.unwrap_or(0) {
+            top @ 0..=MOST_TOP => top as usize,
+            top => return Err(Failure::bad(format!("{top} top log-probs; at most {MOST_TOP}"))),
+        };
+        if let Some(id) = self.chosen.iter().find(|id| !(0..config.vocab_size).contains(id)) {
+            return Err(outside(*id, config));
+        }
+        Ok(Plan {
+            sampling: self.sampling(config, seed)?,
+            max_new: longest(body.max_new_tokens, prompt, config)?,
+            stop_ids,
+            top,
+            chosen: self.chosen.clone(),
+        })
+    }
+
+    fn sampling(&self, config: &Config, seed: u64) -> Result<SamplingParams, Failure> {
+        let body = &self.body;
+        let Defaults { temperature, top_p, top_k, min_p } = Defaults::of(config);
+        let temperature = body.temperature.unwrap_or(temperature);
+        let top_p = body.top_p.unwrap_or(top_p);
+        let min_p = body.min_p.unwrap_or(min_p);
+        if !(temperature >= 0.0 && (temperature as f32).is_finite()) {
+            return Err(Failure::bad(format!(
+                "`temperature` is {temperature}; it may be 0 or more"
+            )));
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(Failure::bad(format!("`top_p` is {top_p}; it may be above 0, to 1")));
+        }
+        if !(0.0..=1.0).contains(&min_p) {
+            return Err(Failure::bad(format!("`min_p` is {min_p}; it may be 0 to 1")));
+        }
+        let top_k = match body.top_k.unwrap_or(top_k) {
+            -1 => 0,
+            top_k @ 1.. => top_k as usize,
+            top_k => {
+                return Err(Failure::bad(format!(
+                    "`top_k` is {top_k}; it may be -1, or 1 or more"
+                )));
+            }
+        };
+        Ok(SamplingParams {
+            temperature: temperature as f32,
+            top_k,
+            top_p: top_p as f32,
+            min_p: min_p as f32,
+            seed: body.sampling_seed.map_or(seed, |seed| seed as u64),
+        })
+    }
+}
+
+/// What holds if a request says nothing: the model's own generation settings.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub(super) struct Defaults {
+    pub(super) temperature: f64,
+    pub(super) top_p: f64,
+    pub(super) top_k: i64,
+    pub(super) min_p: f64,
+}
+
+impl Defaults {
+    pub(super) fn of(config: &Config) -> Self {
+        let generation = &config.generation;
+        Self {
+            temperature: generation.temperature.map_or(1.0, decimal),
+            top_p: generation.top_p.map_or(1.0, decimal),
+            top_k: generation.top_k.filter(|top_k| *top_k != 0).unwrap_or(-1),
+            min_p: generation.min_p.map_or(0.0, decimal),
+        }
+    }
+}
+
+/// Widens by way of the shortest decimal, so that 0.6 stays 0.6 when shown.
+fn decimal(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or(f64::from(number))
+}
+
+/// Returns how long an answer may become; all that is left, if nothing is said.
+fn longest(wanted: Option<i64>, prompt: usize, config: &Config) -> Result<usize, Failure> {
+    let context = config.max_position_embeddings;
+    let prompt = prompt as i64;
+    let scored_only = wanted == Some(0);
+    if prompt > context || (prompt == context && !scored_only) {
+        return Err(Failure::bad(format!(
+            "the input has {prompt} tokens; the model's context holds {context}, one of them for the answer"
+        )));
+    }
+    match wanted {
+        None => Ok((context - prompt) as usize),
+        Some(wanted) if wanted < 0 => {
+            Err(Failure::bad(format!("the longest answer is {wanted} tokens; it may be 0 or more")))
+        }
+        Some(wanted) if prompt + wanted > context => Err(Failure::bad(format!(
+            "{prompt} tokens of input and {wanted} of answer make {}; the model's context holds {context}",
+            prompt + wanted
+        ))),
+        Some(wanted) => Ok(wanted as usize),
+    }
+}
+
+/// Checks the ids of a prompt.
+pub(super) fn checked(ids: Vec<i64>, config: &Config) -> Result<Vec<i64>, Failure> {
+    if ids.is_empty() {
+        return Err(Failure::bad("the input has no tokens"));
+    }
+    match ids.iter().find(|id| !(0..config.vocab_size).contains(id)) {
+        Some(id) => Err(outside(*id, config)),
+        None => Ok(ids),
+    }
+}
+
+fn outside(id: i64, config: &Config) -> Failure {
+    Failure::bad(format!("id {id} is outside the vocabulary of {}", config.vocab_size))
+}

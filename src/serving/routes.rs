@@ -1,0 +1,257 @@
+//! Which path leads where, who may go there, and what the engine says of itself.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::model::Config;
+use crate::template::Chat;
+
+use super::compute::{Compute, Plan};
+use super::failure::Failure;
+use super::generation::{Generation, Order};
+use super::request::{Defaults, MOST_ANSWERS};
+use super::text::Stops;
+use super::{chat, control, generate};
+
+/// Largest body that is read.
+const LARGEST_BODY: usize = 64 << 20;
+/// Limit of the generation behind `/health_generate`, as in SGLang.
+const HEALTH: Duration = Duration::from_secs(20);
+
+/// What every request sees.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) chat: Chat,
+    pub(super) config: Config,
+    pub(super) name: String,
+    pub(super) compute: Compute,
+    /// SHA-256 of the key.
+    pub(super) key: Option<[u8; 32]>,
+    pub(super) max_running: usize,
+    pub(super) dtype: &'static str,
+    pub(super) seeds: AtomicU64,
+}
+
+type Shared = State<Arc<Served>>;
+
+impl Served {
+    /// Returns the seed of a request that names none. The answers of one request
+    /// count on from it, so requests lie that far apart.
+    pub(super) fn seed(&self) -> u64 {
+        self.seeds.fetch_add(MOST_ANSWERS as u64, Ordering::Relaxed)
+    }
+
+    /// Returns the handle of a request.
+    pub(super) fn rid(&self, given: Option<&str>) -> Arc<str> {
+        given.map_or_else(|| uuid::Uuid::now_v7().simple().to_string().into(), Arc::from)
+    }
+
+    /// Returns seconds since 1970.
+    pub(super) fn now(&self) -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    }
+}
+
+/// Returns the routes.
+pub(super) fn router(served: Arc<Served>) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/health_generate", get(health_generate))
+        .route("/ready", get(ready))
+        .route("/model_info", get(model_info))
+        .route("/get_model_info", get(model_info))
+        .route("/server_info", get(server_info))
+        .route("/get_server_info", get(server_info))
+        .route("/v1/models", get(models))
+        .route("/v1/chat/completions", post(complete))
+        .route("/generate", post(generate).put(generate))
+        .route("/tokenize", post(tokenize))
+        .route("/v1/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/v1/detokenize", post(detokenize))
+        .route("/update_weights_from_disk", post(update))
+        .route("/pause_generation", post(pause))
+        .route("/continue_generation", post(resume))
+        .route("/flush_cache", post(flush).get(flush))
+        .route("/abort_request", post(abort))
+        .fallback(unknown)
+        .layer(from_fn_with_state(served.clone(), guard))
+        .layer(DefaultBodyLimit::max(LARGEST_BODY))
+        .with_state(served)
+}
+
+/// Returns what a key is remembered by.
+pub(super) fn digest(key: &str) -> [u8; 32] {
+    Sha256::digest(key.as_bytes()).into()
+}
+
+/// Lets a request in if it carries the key. Comparing digests tells nobody how
+/// much of a wrong key was right.
+async fn guard(State(served): Shared, request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let open = path.starts_with("/health") || path.starts_with("/ready");
+    if let Some(key) = &served.key
+        && !open
+    {
+        let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let given = header.and_then(|value| value.strip_prefix("Bearer "));
+        if given.is_none_or(|given| digest(given) != *key) {
+            let status = StatusCode::UNAUTHORIZED;
+            return Failure { status, message: "wrong or missing key".to_owned() }.into_response();
+        }
+    }
+    next.run(request).await
+}
+
+async fn unknown(request: Request) -> Failure {
+    let message = format!("no route {} {}", request.method(), request.uri().path());
+    Failure { status: StatusCode::NOT_FOUND, message }
+}
+
+async fn health(State(served): Shared) -> StatusCode {
+    match served.compute.status().alive {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+async fn ready(State(served): Shared) -> StatusCode {
+    let status = served.compute.status();
+    match status.alive && !status.paused {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+async fn health_generate(State(served): Shared) -> StatusCode {
+    let order = Order {
+        rid: served.rid(None),
+        prompt: Arc::from([0]),
+        plan: Plan {
+            sampling: crate::model::SamplingParams { temperature: 0.0, ..Default::default() },
+            max_new: 1,
+            stop_ids: Vec::new(),
+            top: 0,
+            chosen: Vec::new(),
+        },
+        answers: 1,
+        stops: Stops::default(),
+        keep_stop: false,
+        skip_special: true,
+        tools: None,
+    };
+    let one = async {
+        let mut generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
+        while generation.next().await?.is_some() {}
+        Ok::<_, Failure>(())
+    };
+    match tokio::time::timeout(HEALTH, one).await {
+        Ok(Ok(())) => StatusCode::OK,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+async fn model_info(State(served): Shared) -> Json<Value> {
+    let status = served.compute.status();
+    let folder = status.folder.display().to_string();
+    Json(json!({
+        "model_path": folder,
+        "served_model_name": served.name,
+        "tokenizer_path": folder,
+        "is_generation": true,
+        "preferred_sampling_params": Defaults::of(&served.config),
+        "weight_version": &*status.version,
+        "load_format": "auto",
+        "reasoning_parser": null,
+        "tool_call_parser": "qwen25",
+        "model_type": format!("{:?}", served.config.family).to_lowercase(),
+        "max_model_len": served.config.max_position_embeddings,
+    }))
+}
+
+async fn server_info(State(served): Shared) -> Json<Value> {
+    let status = served.compute.status();
+    Json(json!({
+        "version": concat!("oclaw ", env!("CARGO_PKG_VERSION")),
+        "model_path": status.folder.display().to_string(),
+        "served_model_name": served.name,
+        "dtype": served.dtype,
+        "max_running_requests": served.max_running,
+        "context_length": served.config.max_position_embeddings,
+        "weight_version": &*status.version,
+        "internal_states": [{
+            "running": status.running,
+            "waiting": status.waiting,
+            "paused": status.paused,
+        }],
+    }))
+}
+
+async fn models(State(served): Shared) -> Json<Value> {
+    let status = served.compute.status();
+    Json(json!({"object": "list", "data": [{
+        "id": served.name,
+        "object": "model",
+        "created": served.now(),
+        "owned_by": "oclaw",
+        "root": status.folder.display().to_string(),
+        "parent": null,
+        "max_model_len": served.config.max_position_embeddings,
+    }]}))
+}
+
+async fn complete(State(served): Shared, headers: HeaderMap, body: Bytes) -> Response {
+    chat::complete(&served, &headers, &body).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn generate(State(served): Shared, body: Bytes) -> Response {
+    generate::generate(&served, &body).await.unwrap_or_else(|failure| failure.native())
+}
+
+async fn tokenize(State(served): Shared, body: Bytes) -> Result<Json<Value>, Failure> {
+    control::tokenize(&served, &body)
+}
+
+async fn detokenize(State(served): Shared, body: Bytes) -> Result<Json<Value>, Failure> {
+    control::detokenize(&served, &body)
+}
+
+async fn update(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+    control::update(&served, &body).await
+}
+
+async fn pause(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+    control::pause(&served, &body).await
+}
+
+async fn resume(State(served): Shared) -> Result<Response, Failure> {
+    control::resume(&served)
+}
+
+async fn flush() -> Response {
+    control::flush()
+}
+
+async fn abort(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+    control::abort(&served, &body)
+}
+
+/// Returns the name under which a folder is served: its own.
+pub(super) fn name_of(folder: &Path) -> String {
+    let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    whole.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}
