@@ -1,1 +1,200 @@
+//! The reference's own functions on recorded inputs: votes, boxes, hints,
+//! messages, teacher log-probs. Every case of every function is run; a function
+//! that nobody knows fails.
+//!
+//! Deliberately different, each by a rule on the case and not by its name:
+//! * no valid vote is null, not 0 (algorithms.md 2);
+//! * boxes and hints inside `<think>` do not count (algorithms.md 2);
+//! * a content part that is no text is an error, it is not left out (T15);
+//! * a teacher's reply must hold one entry more than the response, the first of
+//!   which is dropped; the reference takes any count and pads with 0.0, which is
+//!   probability 1 (protocols.md 11.1, K02, K03).
 
+use oclaw::engine::{Dialect, Engine, EngineOptions, Retries, ScoreRequest};
+use oclaw::hint::{self, Keep};
+use oclaw::judge;
+use oclaw::template::{enhanced_messages, flatten_content, normalize_messages, strip};
+use serde_json::{Value, json};
+
+use crate::harness::golden;
+
+/// Where the functions of the file are held against our own.
+const ELSEWHERE: &[(&str, &str)] = &[
+    // Own texts instead (design: "own prompt texts"): lengths and hashes of the
+    // reference's cannot agree. `room::judge` holds what ours show.
+    ("judge_prompt", "deliberately different: our own prompts"),
+    // The reference pads missing log-probs with 0.0; ours keeps a null slot or
+    // refuses the row. `room::capture`.
+    ("extract_logprobs", "deliberately different: a missing log-prob is never 0"),
+    // Sample assembly by padding and cutting does not exist here; a row whose
+    // parts do not agree is refused. `room::advantage`, `room::train`.
+    ("combine_submit_turn_sample", "deliberately different: nothing is padded or cut"),
+    ("opd_submit_turn_sample", "deliberately different: nothing is padded or cut"),
+    ("combine_submit_rl_turn_sample", "deliberately different: nothing is padded or cut"),
+    // The at-least-one rule and group normalisation: `room::advantage`.
+    ("rl_submit_sequence(one session; score None = no PRM result)", "room::advantage"),
+    ("post_process_rewards(grpo)", "room::advantage"),
+    // Top-k of the teacher comes with its own issue; the reference's padding of
+    // missing ids by 0..k never will.
+    ("compute_teacher_topk_logprobs", "not built yet: token level only"),
+];
+
+#[test]
+fn every_case_of_every_function() {
+    let text = std::fs::read_to_string(golden().join("api").join("cases.json")).unwrap();
+    let cases: Vec<Value> = serde_json::from_str(&text).unwrap();
+    assert!(!cases.is_empty());
+    for case in &cases {
+        let (input, output) = (&case["input"], &case["output"]);
+        match case["fn"].as_str().unwrap() {
+            "majority_vote" => majority_vote(input, output),
+            "parse_prm_score" => parse_prm_score(input, output),
+            "parse_judge_result" => parse_judge_result(input, output),
+            "select_best_hint" => select_best_hint(input, output),
+            "append_hint_to_messages" => append_hint(input, output),
+            "normalize_messages" => normalize(input, output),
+            "flatten_message_content" => flatten(input, output),
+            "is_valid_rl_score" => is_valid_rl_score(input, output),
+            "compute_teacher_log_probs" => {}
+            other => assert!(ELSEWHERE.iter().any(|(name, _)| *name == other), "`{other}` is new"),
+        }
+    }
+    teacher_log_probs(cases.iter().filter(|case| case["fn"] == "compute_teacher_log_probs"));
+}
+
+fn majority_vote(input: &Value, output: &Value) {
+    let votes = input["scores"].as_array().unwrap();
+    let votes: Vec<_> = votes.iter().map(|vote| vote.as_i64().map(|vote| vote as i8)).collect();
+    let expected = match votes.iter().all(Option::is_none) {
+        true => None,
+        false => output.as_f64(),
+    };
+    assert_eq!(judge::majority(&votes).map(f64::from), expected, "{input}");
+}
+
+fn thinks(text: &str) -> bool {
+    text.contains("<think>") || text.contains("</think>")
+}
+
+fn parse_prm_score(input: &Value, output: &Value) {
+    let text = input["text"].as_str().unwrap();
+    let reply = judge::Reply { text: text.to_owned(), finish_reason: None };
+    let vote = judge::read(&reply).ok().map(i64::from);
+    match thinks(text) {
+        // What counts then is what the text says without its thinking.
+        true => {
+            let reply = judge::Reply { text: judge::final_answer(text), finish_reason: None };
+            assert_eq!(vote, judge::read(&reply).ok().map(i64::from), "{input}");
+        }
+        false => assert_eq!(vote, output.as_i64(), "{input}"),
+    }
+}
+
+fn parse_judge_result(input: &Value, output: &Value) {
+    let text = input["text"].as_str().unwrap();
+    if !thinks(text) {
+        let vote = hint::parse(text);
+        assert_eq!(json!([vote.vote, vote.hint]), *output, "{input}");
+    }
+}
+
+fn select_best_hint(input: &Value, output: &Value) {
+    let one = |score: &Value| score.as_f64() == Some(1.0) || score == &json!(true);
+    let votes = input["votes"].as_array().unwrap().iter();
+    let accepted =
+        votes.filter(|vote| one(&vote["score"])).filter_map(|vote| vote["hint"].as_str());
+    let selected = hint::select(accepted, Keep::Longest, usize::MAX);
+    let expected: Vec<_> = output["hint"].as_str().map(strip).into_iter().collect();
+    assert_eq!(selected, expected, "{input}");
+}
+
+/// Whether some part of the content is no text, which Python leaves out.
+fn holds_more_than_text(content: &Value) -> bool {
+    let is_text = |part: &Value| part["type"] == "text" && part["text"].is_string();
+    content.as_array().is_some_and(|parts| !parts.iter().all(is_text))
+}
+
+fn append_hint(input: &Value, output: &Value) {
+    let messages = input["messages"].as_array().unwrap();
+    let found = enhanced_messages(messages, input["hint"].as_str().unwrap());
+    match messages.iter().any(|message| holds_more_than_text(&message["content"])) {
+        true => assert!(found.is_err(), "{input}"),
+        false => assert_eq!(json!(found.unwrap()), *output, "{input}"),
+    }
+}
+
+fn normalize(input: &Value, output: &Value) {
+    let messages = input["messages"].as_array().unwrap();
+    let found = normalize_messages(messages);
+    match messages.iter().any(|message| holds_more_than_text(&message["content"])) {
+        true => assert!(found.is_err(), "{input}"),
+        false => assert_eq!(json!(found.unwrap()), *output, "{input}"),
+    }
+}
+
+fn flatten(input: &Value, output: &Value) {
+    let found = flatten_content(&input["content"]);
+    match holds_more_than_text(&input["content"]) {
+        true => assert!(found.is_err(), "{input}"),
+        false => assert_eq!(json!(found.unwrap()), *output, "{input}"),
+    }
+}
+
+/// A score is worth training on if it is a vote other than 0. Ours are votes by
+/// type, so what is left to compare is what the parser and the majority allow.
+fn is_valid_rl_score(input: &Value, output: &Value) {
+    let number = input["score"].as_f64().or(input["score"].as_bool().map(f64::from));
+    let vote = number.filter(|number| number.fract() == 0.0).map(|number| number as i8);
+    let text = vote.map_or_else(String::new, |vote| format!("\\boxed{{{vote}}}"));
+    let score = judge::read(&judge::Reply { text, finish_reason: None }).ok();
+    assert_eq!(score.is_some_and(|score| score != 0), output.as_bool().unwrap(), "{input}");
+}
+
+/// Plays each recorded reply to our client over HTTP.
+fn teacher_log_probs<'a>(cases: impl Iterator<Item = &'a Value>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        for case in cases {
+            let input = &case["input"];
+            let length = |name: &str| input[name].as_u64().unwrap() as usize;
+            let (total, response) = (length("n_input_ids"), length("response_len"));
+            let entries = input["reply"]["meta_info"]["input_token_logprobs"].as_array();
+            let entries = entries.cloned().unwrap_or_default();
+            // The ids that were sent, as far as the reply repeats them.
+            let told: Vec<_> = entries.iter().filter_map(|entry| entry[1].as_i64()).collect();
+            let start = total.saturating_sub(response);
+            let mut ids = vec![0; total];
+            for (slot, id) in ids.iter_mut().skip(start.saturating_sub(1)).zip(&told) {
+                *slot = *id as i32;
+            }
+            let score = played(&input["reply"], ScoreRequest { ids, start }).await;
+            let whole =
+                total > response && told.len() == entries.len() && entries.len() == response + 1;
+            match (whole, score) {
+                (true, Ok(values)) => {
+                    let output = case["output"].as_array().unwrap();
+                    let expected: Vec<_> =
+                        output.iter().map(|value| value.as_f64().unwrap() as f32).collect();
+                    assert_eq!(values, expected, "{input}");
+                }
+                (false, Err(_)) => {}
+                (_, found) => panic!("{input}: {found:?}"),
+            }
+        }
+    });
+}
+
+async fn played(reply: &Value, request: ScoreRequest) -> Result<Vec<f32>, oclaw::engine::Error> {
+    let body = reply.to_string();
+    let answer = move || async move { ([("content-type", "application/json")], body) };
+    let routes = axum::Router::new().route("/generate", axum::routing::post(answer));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut options = EngineOptions::new(format!("http://{}", listener.local_addr().unwrap()));
+    options.dialect = Some(Dialect::Sglang);
+    options.retries = Retries::none();
+    let server = tokio::spawn(async move { axum::serve(listener, routes).await });
+    let engine = Engine::attach(options).await.unwrap();
+    let score = engine.score(&request).await;
+    server.abort();
+    score
+}
