@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::common::Context;
-use crate::embedded;
+use crate::embedded::{self, Embedded};
 use crate::report::Failure;
 
 /// Whom to ask, and how.
@@ -95,7 +95,7 @@ impl Asking {
 
     /// Connects to whom is to be asked.
     pub(crate) async fn connect(&self, context: &Context) -> anyhow::Result<Asker<'_>> {
-        let engine = match (&self.engine, &self.model) {
+        let (engine, embedded) = match (&self.engine, &self.model) {
             (Some(url), _) => {
                 let key = embedded::key(&context.command, self.engine_key_file.as_deref())?;
                 let options = EngineOptions {
@@ -103,14 +103,19 @@ impl Asking {
                     model: self.engine_model.clone(),
                     ..self.options(url.clone())
                 };
-                Engine::connect(options).await?
+                (Engine::connect(options).await?, None)
             }
-            (None, Some(_)) => return Err(Failure::usage("`--model` is not built yet").into()),
+            (None, Some(folder)) => {
+                let embedded = Embedded::start(context, folder, None).await?;
+                let engine = Engine::connect(self.options(embedded.url())).await?;
+                (engine, Some(embedded))
+            }
             (None, None) => return Err(Failure::usage("nobody to ask").into()),
         };
         Ok(Asker {
             asking: self,
             engine,
+            embedded,
             seed: context.seed,
             places: Semaphore::new(self.at_once as usize),
             calls: RefCell::default(),
@@ -129,6 +134,7 @@ impl Asking {
 pub(crate) struct Asker<'a> {
     asking: &'a Asking,
     engine: Engine,
+    embedded: Option<Embedded>,
     seed: u64,
     places: Semaphore,
     calls: RefCell<Calls>,
@@ -190,6 +196,9 @@ impl Asker<'_> {
 
     /// Ends the connection and returns the count.
     pub(crate) async fn finish(self) -> Calls {
+        if let Some(embedded) = self.embedded {
+            embedded.shutdown().await;
+        }
         self.calls.into_inner()
     }
 }

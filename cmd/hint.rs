@@ -69,11 +69,11 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     }
     let prompt = args.asking.prompt(hint::PROMPT)?;
     context.block_on(async {
+        let source = args.files.open()?;
         let asker = match args.from_feedback {
             true => None,
             false => Some(args.asking.connect(context).await?),
         };
-        let source = args.files.open()?;
         let mut plan = args.files.plan(context, Writer::Hint, &source)?;
         plan.at_once = args.asking.at_once as usize;
         let bar = progress::bar(context, "hint", source.total_rows());

@@ -74,11 +74,11 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     }
     let prompt = args.asking.prompt(judge::PROMPT)?;
     context.block_on(async {
+        let source = args.files.open()?;
         let asker = match rules {
             Some(_) => None,
             None => Some(args.asking.connect(context).await?),
         };
-        let source = args.files.open()?;
         let mut plan = args.files.plan(context, Writer::Judge, &source)?;
         plan.at_once = args.asking.at_once as usize;
         let bar = progress::bar(context, "judge", source.total_rows());

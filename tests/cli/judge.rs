@@ -219,3 +219,23 @@ fn nobody_there() {
         .code(4);
     assert!(!output.exists());
 }
+
+/// A random model says nothing that could be read; every turn fails with that
+/// reason, and the pipe through the embedded engine is whole.
+#[cfg(feature = "torch")]
+#[test]
+fn the_embedded_engine_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (table(folder.path()), folder.path().join("judged.parquet"));
+    oclaw()
+        .args(["judge", "--votes", "1", "--max-tokens", "4", "--model"])
+        .arg(crate::harness::models().join("tiny-qwen3"))
+        .arg("-o")
+        .args([&output, &input])
+        .assert()
+        .code(3);
+    let turns = read(&output);
+    assert_eq!(turns[0].votes, Some(vec![None]));
+    let reason = turns[0].judge_error.as_deref().unwrap();
+    assert!(["truncated", "unreadable"].contains(&reason), "{reason}");
+}
