@@ -11,7 +11,7 @@ use oclaw::table::{Provenance, StageLine};
 use secrecy::SecretString;
 
 use crate::common::Context;
-use crate::embedded;
+use crate::embedded::{self, Embedded};
 use crate::report::{Exit, Failure};
 use crate::units;
 
@@ -122,11 +122,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     }
     context.block_on(async {
         let mut signal = context.drain_on_signal();
-        let Some(url) = args.engine.clone() else {
-            return Err(Failure::usage("`--model` has to wait for the embedded engine").into());
-        };
-        let key = embedded::key("serve", args.engine_key_file.as_deref())?;
-        let engine = attach(&url, key.clone()).await?;
+        let (engine, key, inside) = upstream(&args, context).await?;
         let options = options(&args, context, (engine.clone(), key), (keys, control)).await;
         let running = proxy::start(options).await?;
         context.say(format!(
@@ -139,9 +135,29 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         // The sender lives as long as the context.
         let _ = signal.wait_for(|signalled| *signalled).await;
         let summary = running.shutdown().await;
+        if let Some(inside) = inside {
+            inside.shutdown().await;
+        }
         context.say(told(&summary?));
         Ok(Exit::Done)
     })
+}
+
+/// Returns the engine to serve, its key, and the engine itself if it runs
+/// inside this process.
+async fn upstream(
+    args: &Args,
+    context: &Context,
+) -> anyhow::Result<(Engine, Option<SecretString>, Option<Embedded>)> {
+    if let Some(model) = &args.model {
+        let inside = Embedded::start(context, model, args.engine_listen).await?;
+        return Ok((attach(&inside.url(), None).await?, None, Some(inside)));
+    }
+    let Some(url) = &args.engine else {
+        return Err(Failure::usage("neither `--engine` nor `--model` is given").into());
+    };
+    let key = embedded::key("serve", args.engine_key_file.as_deref())?;
+    Ok((attach(url, key.clone()).await?, key, None))
 }
 
 /// Finds out what the engine speaks and where its routes are.
