@@ -1,1 +1,70 @@
+//! `oclaw convert`: exit codes and words; the numbers are tested in the library.
 
+use crate::harness::gguf::tiny_llama;
+use crate::harness::oclaw;
+
+#[test]
+fn a_file_becomes_a_folder_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.gguf");
+    std::fs::write(&file, tiny_llama().bytes()).unwrap();
+    let out = folder.path().join("deeper/tiny");
+
+    let done = oclaw().arg("convert").arg(&file).arg("-o").arg(&out).output().unwrap();
+    let talk = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(0), "{talk}");
+    assert!(done.stdout.is_empty());
+    assert!(talk.contains("11 tensors"), "{talk}");
+    for name in
+        ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+    {
+        assert!(out.join(name).exists(), "{name}");
+    }
+    let config = std::fs::read_to_string(out.join("config.json")).unwrap();
+    assert!(config.contains("\"bfloat16\""), "{config}");
+
+    let again = oclaw().arg("convert").arg(&file).arg("-o").arg(&out).output().unwrap();
+    let talk = String::from_utf8(again.stderr).unwrap();
+    assert_eq!(again.status.code(), Some(2), "{talk}");
+    assert!(talk.contains("exists already") && talk.contains("hint: ") && talk.contains("--replace"), "{talk}");
+
+    let replaced = oclaw()
+        .args(["convert", "--replace", "--dtype", "f32", "-q", "-o"])
+        .arg(&out)
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert_eq!(replaced.status.code(), Some(0));
+    assert!(replaced.stderr.is_empty());
+    let config = std::fs::read_to_string(out.join("config.json")).unwrap();
+    assert!(config.contains("\"float32\""), "{config}");
+}
+
+#[test]
+fn bad_input_is_one_line_naming_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("notes.gguf");
+    std::fs::write(&file, "not a model").unwrap();
+    let out = folder.path().join("out");
+    for input in [&file, &folder.path().join("absent.gguf")] {
+        let failed = oclaw().arg("convert").arg(input).arg("-o").arg(&out).output().unwrap();
+        let talk = String::from_utf8(failed.stderr).unwrap();
+        assert_eq!(failed.status.code(), Some(1), "{talk}");
+        assert!(talk.contains(&*input.to_string_lossy()), "{talk}");
+        assert_eq!(talk.lines().count(), 1, "{talk}");
+        assert!(!out.exists());
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tiny.gguf");
+    std::fs::write(&file, tiny_llama().bytes()).unwrap();
+    // A file stands where a folder is needed; holds for root, too.
+    let out = file.join("out");
+    let failed = oclaw().arg("convert").arg(&file).arg("-o").arg(&out).output().unwrap();
+    let talk = String::from_utf8(failed.stderr).unwrap();
+    assert_eq!(failed.status.code(), Some(1), "{talk}");
+    assert!(talk.contains(&*out.to_string_lossy()), "{talk}");
+}
