@@ -5,15 +5,18 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use oclaw::engine;
+use oclaw::gguf;
 use oclaw::journal;
 use oclaw::judge;
+#[cfg(feature = "torch")]
+use oclaw::model;
 use oclaw::proxy;
-use oclaw::template;
 #[cfg(feature = "torch")]
 use oclaw::serving;
-use oclaw::sync;
 use oclaw::stage;
+use oclaw::sync;
 use oclaw::table;
+use oclaw::template;
 
 /// How a subcommand that did not fail ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,8 +115,58 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         if let Some(error) = cause.downcast_ref::<table::Error>() {
             return of_table(error);
         }
+        if let Some(error) = cause.downcast_ref::<gguf::Error>() {
+            return of_gguf(error);
+        }
+        #[cfg(feature = "torch")]
+        if let Some(error) = cause.downcast_ref::<model::Error>() {
+            return of_model(error);
+        }
     }
     (Kind::Failed, None)
+}
+
+fn of_gguf(error: &gguf::Error) -> (Kind, Option<String>) {
+    use gguf::Error;
+    match error {
+        Error::Exists { .. } => (Kind::Usage, Some("replace it by `--replace`".to_owned())),
+        Error::Read { .. }
+        | Error::Write { .. }
+        | Error::Tensors(_)
+        | Error::Malformed { .. }
+        | Error::MissingKey { .. }
+        | Error::Unsupported { .. }
+        | Error::MissingTensor { .. }
+        | Error::WrongShape { .. } => (Kind::Failed, None),
+    }
+}
+
+#[cfg(feature = "torch")]
+fn of_model(error: &model::Error) -> (Kind, Option<String>) {
+    use model::Error;
+    let hint = |text: &str| Some(text.to_owned());
+    match error {
+        Error::NoDevice { .. } => {
+            (Kind::Usage, hint("this build of libtorch may be for the CPU only"))
+        }
+        Error::TrainableType { .. } | Error::Sampling { .. } => (Kind::Usage, None),
+        Error::NoWeights { .. } => (Kind::Failed, hint("a model is a Hugging Face folder")),
+        Error::TokenOutOfRange { .. } => {
+            (Kind::Failed, hint("were these ids made with this model's tokenizer?"))
+        }
+        Error::Read { .. }
+        | Error::Write { .. }
+        | Error::Config { .. }
+        | Error::Unsupported { .. }
+        | Error::Tensors(_)
+        | Error::MissingTensor { .. }
+        | Error::ExtraTensor { .. }
+        | Error::WrongShape { .. }
+        | Error::WrongType { .. }
+        | Error::UntiedHead { .. }
+        | Error::NotFinite { .. }
+        | Error::Torch(_) => (Kind::Failed, None),
+    }
 }
 
 fn of_engine(error: &engine::Error) -> (Kind, Option<String>) {
@@ -148,9 +201,9 @@ fn of_proxy(error: &proxy::Error) -> (Kind, Option<String>) {
         Error::Journal(Journal::Locked { .. }) => {
             (Kind::Failed, hint("one `oclaw serve` per spool folder; choose another by `--spool`"))
         }
-        Error::Journal(Journal::Folder { .. } | Journal::Shard { .. } | Journal::Stopped { .. }) => {
-            (Kind::Failed, None)
-        }
+        Error::Journal(
+            Journal::Folder { .. } | Journal::Shard { .. } | Journal::Stopped { .. },
+        ) => (Kind::Failed, None),
     }
 }
 
@@ -180,7 +233,6 @@ fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
         Error::Engine { source, .. } => of_engine(source),
     }
 }
-
 
 fn of_judge(error: &judge::Error) -> (Kind, Option<String>) {
     use judge::Error;

@@ -149,8 +149,7 @@ impl Writer {
         path: &Path,
         tensors: impl IntoIterator<Item = (String, Dtype, Vec<usize>)>,
     ) -> Result<Self, Error> {
-        let malformed =
-            |problem: String| Error::Malformed { path: path.to_owned(), problem };
+        let malformed = |problem: String| Error::Malformed { path: path.to_owned(), problem };
         let mut offset = 0_usize;
         let mut infos = Vec::new();
         let mut awaited = Vec::new();
@@ -160,8 +159,9 @@ impl Writer {
                 .try_fold(dtype.bitsize(), |product, &length| product.checked_mul(length))
                 .ok_or_else(|| malformed(format!("tensor {name} is too large")))?
                 / 8;
-            let data_offsets = (offset, offset + size);
-            offset += size;
+            let end = offset.saturating_add(size);
+            let data_offsets = (offset, end);
+            offset = end;
             awaited.push((name.clone(), size));
             infos.push((name, TensorInfo { dtype, shape, data_offsets }));
         }

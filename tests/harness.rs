@@ -1,6 +1,8 @@
 //! What the tests share: the program under test in a folder of its own, the
 //! fixtures, the golden folders.
 
+pub(crate) mod gguf;
+
 use std::path::{Path, PathBuf};
 
 /// Returns the checkout's folder.

@@ -3,6 +3,7 @@
 mod advantage;
 mod capture;
 mod engine;
+mod gguf;
 mod hint;
 mod journal;
 mod judge;
@@ -17,6 +18,7 @@ mod session;
 mod stage;
 mod sync;
 mod table;
+mod tensors;
 mod teacher_lp;
 mod template;
 #[cfg(feature = "torch")]

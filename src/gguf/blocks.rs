@@ -54,7 +54,10 @@ impl BlockType {
     /// fill whole blocks.
     pub fn bytes(self, numbers: usize) -> Option<usize> {
         let (per_block, bytes) = self.block();
-        (numbers % per_block == 0).then(|| (numbers / per_block).checked_mul(bytes)).flatten()
+        match numbers.is_multiple_of(per_block) {
+            true => (numbers / per_block).checked_mul(bytes),
+            false => None,
+        }
     }
 }
 
@@ -97,7 +100,8 @@ pub fn dequantise(kind: BlockType, bytes: &[u8]) -> Vec<f32> {
             }
             BlockType::Q8_0 => {
                 let scale = half_at(block, 0);
-                numbers.extend(block[2..].iter().map(|&byte| f32::from(byte.cast_signed()) * scale));
+                numbers
+                    .extend(block[2..].iter().map(|&byte| f32::from(byte.cast_signed()) * scale));
             }
         }
     }

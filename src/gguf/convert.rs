@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use half::bf16;
 use serde_json::{Map, Value as Json, json};
 
+use super::Error;
 use super::reader::{Gguf, TensorInfo};
 use super::tokenizer::{Tokenizer, tokenizer};
-use super::Error;
 use crate::tensors;
 use crate::tensors::Writer;
 
@@ -131,7 +131,11 @@ fn plan(gguf: &Gguf, vocab_size: usize) -> Result<Plan, Error> {
     };
     let rotated = gguf.count("llama.rope.dimension_count").unwrap_or(head_dim);
     if rotated != head_dim || head_dim % 2 != 0 || head_dim == 0 {
-        return unsupported("llama.rope.dimension_count", rotated.to_string(), "the even head width");
+        return unsupported(
+            "llama.rope.dimension_count",
+            rotated.to_string(),
+            "the even head width",
+        );
     }
     Ok(Plan {
         vocab_size,

@@ -65,13 +65,7 @@ impl Gguf {
         let failed = |source| Error::Read { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
-        let mut header = Header {
-            path,
-            input: BufReader::new(&file),
-            read: 0,
-            length,
-            items: 0,
-        };
+        let mut header = Header { path, input: BufReader::new(&file), read: 0, length, items: 0 };
         let (values, tensors) = header.read_all()?;
         let alignment = match values.get("general.alignment") {
             None => 32,
@@ -133,11 +127,11 @@ impl Gguf {
     pub fn texts(&self, key: &str) -> Result<Vec<&str>, Error> {
         let missing = || self.missing(key, "list of texts");
         let Some(Value::List(items)) = self.value(key) else { return Err(missing()) };
-        let text = |item| match item {
-            &Value::Text(ref text) => Ok(text.as_str()),
+        let texts = items.iter().map(|item| match item {
+            Value::Text(text) => Ok(text.as_str()),
             _ => Err(missing()),
-        };
-        items.iter().map(text).collect()
+        });
+        texts.collect()
     }
 
     pub(super) fn missing(&self, key: &str, wanted: &'static str) -> Error {
@@ -165,10 +159,8 @@ impl Gguf {
             return Err(malformed(format!("tensor `{name}` {shape:?} cannot be")));
         };
         if end > self.length {
-            let problem = format!(
-                "cut: tensor `{}` ends at byte {end} of {}",
-                tensor.name, self.length
-            );
+            let problem =
+                format!("cut: tensor `{}` ends at byte {end} of {}", tensor.name, self.length);
             return Err(malformed(problem));
         }
         let mut bytes = vec![0; size];

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::reader::{Gguf, Value};
 use super::Error;
+use super::reader::{Gguf, Value};
 
 /// ggml's token types: a control token, and one that was added by a user.
 const CONTROL: usize = 3;
@@ -109,8 +109,7 @@ fn special_token(gguf: &Gguf, tokens: &[&str], name: &str) -> Result<Option<usiz
 }
 
 fn tokenizer_json(gguf: &Gguf, tokens: &[&str], added: &[(usize, Json)]) -> Result<Json, Error> {
-    let malformed =
-        |problem: String| Error::Malformed { path: gguf.path().to_owned(), problem };
+    let malformed = |problem: String| Error::Malformed { path: gguf.path().to_owned(), problem };
     let mut vocab = Map::new();
     for (id, token) in tokens.iter().enumerate() {
         if vocab.insert((*token).to_owned(), id.into()).is_some() {

@@ -74,14 +74,20 @@ impl Cache {
             new.narrow(1, 0, self.length).copy_(&old.narrow(1, 0, self.length));
             new
         };
-        self.layers = self.layers.iter().map(|(keys, values)| (grown(keys), grown(values))).collect();
+        self.layers =
+            self.layers.iter().map(|(keys, values)| (grown(keys), grown(values))).collect();
         self.capacity = capacity;
     }
 
     /// Writes new tokens of one layer behind the held ones and returns all keys
     /// and values, `[1, key heads, L, head_dim]`. The length stays until
     /// [`Cache::advance`], because every layer writes at the same place.
-    pub(super) fn extend(&mut self, layer: usize, keys: &Tensor, values: &Tensor) -> (Tensor, Tensor) {
+    pub(super) fn extend(
+        &mut self,
+        layer: usize,
+        keys: &Tensor,
+        values: &Tensor,
+    ) -> (Tensor, Tensor) {
         let added = keys.size()[0];
         let (all_keys, all_values) = &self.layers[layer];
         let write = |all: &Tensor, new: &Tensor| {

@@ -222,8 +222,7 @@ pub(super) fn save(
     out: &Path,
     dtype: Option<Dtype>,
 ) -> Result<(), Error> {
-    std::fs::create_dir_all(out)
-        .map_err(|source| Error::Write { path: out.to_owned(), source })?;
+    std::fs::create_dir_all(out).map_err(|source| Error::Write { path: out.to_owned(), source })?;
     let checkpoint = Checkpoint::open(base)?;
     let by_name: HashMap<&str, &Tensor> =
         parameters.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
@@ -233,8 +232,10 @@ pub(super) fn save(
             Some(dtype) if !entry.name.ends_with(DERIVED) => dtype.stored(),
             _ => entry.dtype,
         };
-        let heads =
-            reader.entries().iter().map(|entry| (entry.name.clone(), typed(entry), entry.shape.clone()));
+        let heads = reader
+            .entries()
+            .iter()
+            .map(|entry| (entry.name.clone(), typed(entry), entry.shape.clone()));
         let mut writer = Writer::create(&out.join(file), heads)?;
         for entry in reader.entries() {
             let bytes = match entry.name.ends_with(DERIVED) {
@@ -315,8 +316,7 @@ fn copy_companions(
 /// Copies a file, or a folder of files.
 fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     if !from.is_dir() {
-        std::fs::copy(from, to)
-            .map_err(|source| Error::Write { path: to.to_owned(), source })?;
+        std::fs::copy(from, to).map_err(|source| Error::Write { path: to.to_owned(), source })?;
         return Ok(());
     }
     std::fs::create_dir_all(to).map_err(|source| Error::Write { path: to.to_owned(), source })?;
@@ -333,7 +333,8 @@ fn rewrite(from: &Path, to: &Path, change: impl FnOnce(&mut Value)) -> Result<()
     let text =
         std::fs::read(from).map_err(|source| Error::Read { path: from.to_owned(), source })?;
     let wrong = |problem: String| Error::Config { path: from.to_owned(), problem };
-    let mut json: Value = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+    let mut json: Value =
+        serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
     if !json.is_object() {
         return Err(wrong("is no JSON object".to_owned()));
     }

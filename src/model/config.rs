@@ -162,8 +162,8 @@ impl Config {
 }
 
 fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, Error> {
-    let text = std::fs::read(path)
-        .map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let text =
+        std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     serde_json::from_slice(&text)
         .map_err(|error| Error::Config { path: path.to_owned(), problem: error.to_string() })
 }
@@ -209,10 +209,8 @@ impl Reading<'_> {
             num_key_value_heads,
             head_dim,
             rms_norm_eps: raw.rms_norm_eps.unwrap_or(1e-6),
-            max_position_embeddings: self.positive(
-                "max_position_embeddings",
-                raw.max_position_embeddings.or(Some(2048)),
-            )?,
+            max_position_embeddings: self
+                .positive("max_position_embeddings", raw.max_position_embeddings.or(Some(2048)))?,
             tie_word_embeddings: raw.tie_word_embeddings.unwrap_or(false),
             attention_bias: family == Family::Qwen2 || declared_bias,
             output_bias: family != Family::Qwen2 && declared_bias,

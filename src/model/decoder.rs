@@ -24,7 +24,11 @@ impl Weights<'_> {
     fn take(&self, name: &str) -> Result<Tensor, Error> {
         // The loader has compared the names with the configuration already.
         self.by_name.get(name).map(|tensor| tensor.shallow_clone()).ok_or_else(|| {
-            Error::MissingTensor { folder: Default::default(), name: name.to_owned(), wanted: vec![] }
+            Error::MissingTensor {
+                folder: Default::default(),
+                name: name.to_owned(),
+                wanted: vec![],
+            }
         })
     }
 
@@ -186,10 +190,6 @@ impl Decoder {
         })
     }
 
-    pub(super) fn device(&self) -> Device {
-        self.device
-    }
-
     /// Runs packed sequences without a cache.
     pub(super) fn hidden(&self, ids: &Tensor, lengths: &[i64]) -> Tensor {
         let positions: Vec<i64> = lengths.iter().flat_map(|&length| 0..length).collect();
@@ -262,7 +262,8 @@ impl Decoder {
         let positions = Tensor::from_slice(positions).to_device(self.device);
         let rotation = self.rotary.at(&pad_rows(&positions, padding));
         let ids = pad_rows(&ids.to_device(self.device), padding);
-        let mut x = Tensor::embedding(&self.embed_tokens, &ids, -1, false, false).to_kind(Kind::Float);
+        let mut x =
+            Tensor::embedding(&self.embed_tokens, &ids, -1, false, false).to_kind(Kind::Float);
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = layer.input_layernorm.apply(&x);
             let (queries, keys, values) = layer.self_attn.project(&normed, &rotation);

@@ -15,9 +15,13 @@ fn a_file_becomes_a_folder_once() {
     assert_eq!(done.status.code(), Some(0), "{talk}");
     assert!(done.stdout.is_empty());
     assert!(talk.contains("11 tensors"), "{talk}");
-    for name in
-        ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
-    {
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    ] {
         assert!(out.join(name).exists(), "{name}");
     }
     let config = std::fs::read_to_string(out.join("config.json")).unwrap();
@@ -26,7 +30,10 @@ fn a_file_becomes_a_folder_once() {
     let again = oclaw().arg("convert").arg(&file).arg("-o").arg(&out).output().unwrap();
     let talk = String::from_utf8(again.stderr).unwrap();
     assert_eq!(again.status.code(), Some(2), "{talk}");
-    assert!(talk.contains("exists already") && talk.contains("hint: ") && talk.contains("--replace"), "{talk}");
+    assert!(
+        talk.contains("exists already") && talk.contains("hint: ") && talk.contains("--replace"),
+        "{talk}"
+    );
 
     let replaced = oclaw()
         .args(["convert", "--replace", "--dtype", "f32", "-q", "-o"])

@@ -40,8 +40,12 @@ fn golden_blocks_are_exact() {
             continue;
         };
         let found = dequantise(kind, &from_hex(case["bytes_hex"].as_str().unwrap()));
-        let wanted: Vec<f32> =
-            case["values_f32"].as_array().unwrap().iter().map(|n| n.as_f64().unwrap() as f32).collect();
+        let wanted: Vec<f32> = case["values_f32"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|n| n.as_f64().unwrap() as f32)
+            .collect();
         assert_eq!(found.len(), wanted.len(), "{name}");
         for (index, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
             assert_eq!(found.to_bits(), wanted.to_bits(), "{name} {index}: {found} {wanted}");

@@ -25,6 +25,7 @@ struct Case {
 }
 
 /// Loads every recorded model in every spelling of its configuration.
+#[expect(clippy::print_stdout, reason = "what is skipped is said")]
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut files: Vec<PathBuf> = std::fs::read_dir(golden().join("model"))
@@ -96,8 +97,7 @@ fn logits_are_those_recorded() {
         for (number, sequence) in case.recorded["logits"].as_array().unwrap().iter().enumerate() {
             let ids = ids(&sequence["ids"]);
             let length = ids.len() as i64;
-            let hidden =
-                tch::no_grad(|| case.model.hidden(&Tensor::from_slice(&ids), &[length]));
+            let hidden = tch::no_grad(|| case.model.hidden(&Tensor::from_slice(&ids), &[length]));
             let logits = tch::no_grad(|| case.model.head(&hidden));
             let per_position = sequence["per_position"].as_array().unwrap();
             // Long sequences are recorded at every tenth position only.
@@ -112,7 +112,8 @@ fn logits_are_those_recorded() {
                 let name = format!("seq{number}/logits_pos{position}");
                 let Some(full) = &full else { panic!("{}: no {name}", case.name) };
                 let bytes = full.tensor(&name).unwrap().data();
-                let wanted = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+                let wanted =
+                    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
                 let found = row(&logits, position);
                 assert_eq!(found.len(), bytes.len() / 4);
                 for (id, (found, wanted)) in found.iter().zip(wanted).enumerate() {

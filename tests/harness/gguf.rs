@@ -59,7 +59,13 @@ impl Builder {
     }
 
     /// Adds a tensor with a row-major shape, or replaces it.
-    pub(crate) fn tensor(mut self, name: &str, shape: &[usize], type_id: u32, bytes: Vec<u8>) -> Self {
+    pub(crate) fn tensor(
+        mut self,
+        name: &str,
+        shape: &[usize],
+        type_id: u32,
+        bytes: Vec<u8>,
+    ) -> Self {
         self.tensors.retain(|tensor| tensor.name != name);
         self.tensors.push(Tensor { name: name.to_owned(), shape: shape.to_vec(), type_id, bytes });
         self
@@ -114,7 +120,9 @@ fn blocks(count: usize, halves: usize, payload: usize) -> Vec<u8> {
     (0..count)
         .flat_map(|block| {
             let halves = (0..halves).flat_map(|_| f16::from_f32(1.0 / 64.0).to_le_bytes());
-            halves.chain((0..payload).map(move |at| (block * 29 + at * 53) as u8)).collect::<Vec<_>>()
+            halves
+                .chain((0..payload).map(move |at| (block * 29 + at * 53) as u8))
+                .collect::<Vec<_>>()
         })
         .collect()
 }

@@ -121,9 +121,7 @@ fn a_tiny_llama_becomes_a_folder() {
     // q: row 2 j + s of each head of width 16 becomes row 8 s + j.
     let stored = numbers(32 * HIDDEN, 4);
     let row = |index: usize| stored[index * HIDDEN..(index + 1) * HIDDEN].to_vec();
-    let order = |head: usize| {
-        (0..16).map(move |index| head * 16 + 2 * (index % 8) + index / 8)
-    };
+    let order = |head: usize| (0..16).map(move |index| head * 16 + 2 * (index % 8) + index / 8);
     let wanted: Vec<f32> = order(0).chain(order(1)).flat_map(row).collect();
     let (shape, bytes) = tensor(&bench.out(), "model.layers.0.self_attn.q_proj.weight");
     assert_eq!((shape, bytes), (vec![32, HIDDEN], f32_bytes(&wanted)));
@@ -173,7 +171,10 @@ fn what_cannot_be_converted_is_named() {
         (tiny().count("llama.expert_count", 8), ["`llama.expert_count`", "`8`"]),
         (tiny().text("llama.rope.scaling.type", "yarn"), ["rope.scaling", "`yarn`"]),
         (tiny().without_tensor("blk.0.ffn_up.weight"), ["`blk.0.ffn_up.weight`", "missing"]),
-        (tiny().tensor("rope_freqs.weight", &[8], 0, vec![0; 32]), ["`rope_freqs.weight`", "a tensor"]),
+        (
+            tiny().tensor("rope_freqs.weight", &[8], 0, vec![0; 32]),
+            ["`rope_freqs.weight`", "a tensor"],
+        ),
         (tiny().count("llama.embedding_length", 64), ["token_embd.weight", "wanted [8, 64]"]),
         (tiny().without_value("llama.context_length"), ["`llama.context_length`", "whole number"]),
         (tiny().count("tokenizer.ggml.bos_token_id", 8), ["bos_token_id", "id of a token"]),
@@ -217,7 +218,10 @@ fn counts_that_cannot_be_are_not_believed() {
         ("tensors", head(u64::MAX, 0)),
         ("values", head(0, u64::MAX / 2)),
         ("text length", value(8, &u64::MAX.to_le_bytes())),
-        ("list length", value(9, &list(10, &[])[..4]).into_iter().chain(u64::MAX.to_le_bytes()).collect()),
+        (
+            "list length",
+            value(9, &list(10, &[])[..4]).into_iter().chain(u64::MAX.to_le_bytes()).collect(),
+        ),
         ("depth", value(9, &deep)),
         ("value type", value(77, &[0; 64])),
         ("truth value", value(7, &[2])),
