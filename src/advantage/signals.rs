@@ -1,0 +1,178 @@
+//! What one row offers a learner: its reward, its usable teacher, its kind and
+//! the tokens that may be trained.
+
+use super::Refusal;
+use crate::trajectory::Turn;
+use crate::trajectory::words::{NextStateKind, RewardSource, SampleKind, Status, TokenSource};
+
+/// The reason of a promoted turn that has nothing to learn from.
+pub const NO_SIGNAL_PROMOTED: &str = "promoted_without_signal";
+
+/// The signals of one row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Signals {
+    /// The reward; `None` if nobody gave one.
+    pub reward: Option<f32>,
+    /// Where the reward came from.
+    pub reward_source: Option<RewardSource>,
+    /// Index of the first usable candidate in `teacher_log_probs`.
+    pub teacher: Option<usize>,
+    /// Which signals there are.
+    pub kind: SampleKind,
+    /// Why there are none, or why no token may be trained.
+    pub reason: Option<String>,
+    /// 1 for each response token that may be trained; `None` without ids.
+    pub mask: Option<Vec<i8>>,
+}
+
+impl Signals {
+    /// Returns the log-probs of the usable candidate.
+    pub fn teacher_log_probs<'a>(&self, turn: &'a Turn) -> Option<&'a [f32]> {
+        turn.teacher_log_probs.as_ref()?.get(self.teacher?)?.as_deref()
+    }
+
+    /// Returns whether any token may be trained.
+    pub fn trainable(&self) -> bool {
+        self.mask.as_ref().is_some_and(|mask| mask.contains(&1))
+    }
+}
+
+/// Finds the signals of a row, or says by which column it contradicts itself.
+pub fn resolve(turn: &Turn) -> Result<Signals, Refusal> {
+    check_ids(turn)?;
+    let untrainable = untrainable(turn);
+    let mask = structural_mask(turn);
+    check_log_probs(turn, untrainable.is_none())?;
+    let (reward, reward_source) = reward(turn)?.unzip();
+    let teacher = usable_candidate(turn)?;
+    let kind = match (teacher.is_some(), reward.is_some_and(|reward| reward != 0.0)) {
+        (true, true) => SampleKind::OpdRl,
+        (true, false) => SampleKind::Opd,
+        (false, true) => SampleKind::Rl,
+        (false, false) => SampleKind::None,
+    };
+    let reason = untrainable.or_else(|| (kind == SampleKind::None).then(|| silence(turn, reward)));
+    Ok(Signals { reward, reward_source, teacher, kind, reason, mask })
+}
+
+/// Returns the reward of a row: what a person or program stated, else the
+/// judge's score.
+pub fn reward(turn: &Turn) -> Result<Option<(f32, RewardSource)>, Refusal> {
+    let (column, value, source) = match (turn.reward_explicit, turn.score) {
+        (Some(value), _) => ("reward_explicit", value, RewardSource::Explicit),
+        (None, Some(value)) => ("score", value, RewardSource::Judged),
+        (None, None) => return Ok(None),
+    };
+    match value.is_finite() {
+        true => Ok(Some((value, source))),
+        false => Err(Refusal::Reward { column, value }),
+    }
+}
+
+/// Marks the response tokens that may be trained, whatever the signals: all of
+/// a row whose ids are those that were sampled, none of any other.
+pub fn structural_mask(turn: &Turn) -> Option<Vec<i8>> {
+    let allowed = i8::from(untrainable(turn).is_none());
+    turn.response_ids.as_ref().map(|ids| vec![allowed; ids.len()])
+}
+
+/// Returns why no token of the row may be trained.
+fn untrainable(turn: &Turn) -> Option<String> {
+    if let Some(reason) = &turn.untrainable_reason {
+        return Some(reason.clone());
+    }
+    let reason = match (turn.status, turn.token_source) {
+        (Status::Failed, _) => "failed",
+        // Half an answer that nobody let finish.
+        (Status::Aborted, _) => "aborted",
+        (_, TokenSource::Retokenized) => "retokenized",
+        (_, TokenSource::None) => "no_token_ids",
+        (_, TokenSource::Engine) => match (&turn.prompt_ids, &turn.response_ids) {
+            (Some(prompt), Some(response)) if !prompt.is_empty() && !response.is_empty() => {
+                return None;
+            }
+            (Some(prompt), Some(_)) if !prompt.is_empty() => "empty_response",
+            _ => "no_token_ids",
+        },
+    };
+    Some(reason.to_owned())
+}
+
+/// Says why a row has neither a reward nor a teacher.
+fn silence(turn: &Turn, reward: Option<f32>) -> String {
+    let mut reasons = vec![match reward {
+        Some(_) if turn.reward_explicit.is_some() => "stated_neutral",
+        Some(_) => "judged_neutral",
+        None if turn.next_state_kind == NextStateKind::None => "no_next_state",
+        None if turn.judge_error.is_some() => "judge_failed",
+        None if turn.votes.is_some() => "no_valid_vote",
+        None => "not_judged",
+    }];
+    let hinted = turn.hints.as_ref().is_some_and(|hints| !hints.is_empty());
+    match hinted {
+        true if turn.teacher_log_probs.is_none() && turn.teacher_error.is_none() => {
+            reasons.push("no_teacher");
+        }
+        true => reasons.push("teacher_failed"),
+        false if turn.hint_error.is_some() => reasons.push("hint_failed"),
+        false => reasons.push("no_hint"),
+    }
+    reasons.join(", ")
+}
+
+fn check_ids(turn: &Turn) -> Result<(), Refusal> {
+    for (column, ids) in [("prompt_ids", &turn.prompt_ids), ("response_ids", &turn.response_ids)] {
+        let Some(ids) = ids else { continue };
+        if let Some((token, id)) = ids.iter().enumerate().find(|(_, id)| **id < 0) {
+            return Err(Refusal::NegativeId { column, token, id: *id });
+        }
+    }
+    Ok(())
+}
+
+fn check_log_probs(turn: &Turn, trainable: bool) -> Result<(), Refusal> {
+    let Some(log_probs) = &turn.rollout_log_probs else { return Ok(()) };
+    let column = "rollout_log_probs";
+    check_length(column.to_owned(), log_probs.len(), responses(turn), "response ids")?;
+    let odd = log_probs.iter().position(|value| value.is_some_and(|value| !value.is_finite()));
+    match odd {
+        Some(token) if trainable => Err(Refusal::NotFinite { column, token }),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the first candidate that has a finite log-prob for every response
+/// token.
+fn usable_candidate(turn: &Turn) -> Result<Option<usize>, Refusal> {
+    let Some(candidates) = &turn.teacher_log_probs else { return Ok(None) };
+    if let Some(hints) = &turn.hints {
+        let column = "teacher_log_probs".to_owned();
+        check_length(column, candidates.len(), hints.len(), "hints")?;
+    }
+    let mut usable = None;
+    for (candidate, log_probs) in candidates.iter().enumerate() {
+        let Some(log_probs) = log_probs else { continue };
+        let column = format!("teacher_log_probs[{candidate}]");
+        check_length(column, log_probs.len(), responses(turn), "response ids")?;
+        if log_probs.iter().all(|value| value.is_finite()) && !log_probs.is_empty() {
+            usable = usable.or(Some(candidate));
+        }
+    }
+    Ok(usable)
+}
+
+fn responses(turn: &Turn) -> usize {
+    turn.response_ids.as_ref().map_or(0, Vec::len)
+}
+
+fn check_length(
+    column: String,
+    found: usize,
+    wanted: usize,
+    of: &'static str,
+) -> Result<(), Refusal> {
+    match found == wanted {
+        true => Ok(()),
+        false => Err(Refusal::Length { column, found, wanted, of }),
+    }
+}

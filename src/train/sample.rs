@@ -1,0 +1,211 @@
+//! From a row to a sample, or to the reason why it is not trained.
+
+use std::collections::BTreeMap;
+
+use crate::advantage::{self, Estimator, Method};
+use crate::trajectory::Turn;
+use crate::trajectory::words::LogProbKind;
+
+/// One answer that may be trained.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// The row's id.
+    pub turn_id: String,
+    /// Token ids of the prompt; never empty.
+    pub prompt_ids: Vec<i32>,
+    /// Token ids of the answer; every list below has one entry per id.
+    pub response_ids: Vec<i32>,
+    /// Which of them are trained.
+    pub mask: Vec<bool>,
+    /// The server's log-probs, where it gave one.
+    pub rollout: Vec<Option<f32>>,
+    /// Temperature of the server's log-probs, at which ratios are taken.
+    pub temperature: f64,
+    /// The resolved reward.
+    pub reward: Option<f32>,
+    /// The teacher's log-probs.
+    pub teacher: Option<Vec<f32>>,
+    /// Temperature of the teacher's log-probs.
+    pub teacher_temperature: f64,
+    /// Whether the at-least-one rule kept the row.
+    pub promoted: bool,
+    /// Policy steps between the one that sampled it and the one trained.
+    pub staleness: u64,
+}
+
+/// Whose log-probs stand for the old policy's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OldLogProbs {
+    /// A forward pass of the trainer before the step.
+    Recompute,
+    /// The server's.
+    Rollout,
+}
+
+/// Which rows are trained.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Admission {
+    /// The estimator: a row must carry a signal that it uses.
+    pub method: Method,
+    /// Whose log-probs stand for the old policy's.
+    pub old_log_probs: OldLogProbs,
+    /// Oldest policy, in steps, whose rows are trained.
+    pub max_staleness: u64,
+    /// Steps of weight versions that are no numbers. The name `none` stands for
+    /// a row without a version.
+    pub version_aliases: BTreeMap<String, u64>,
+    /// Temperature of rows that do not say theirs.
+    pub assume_temperature: Option<f64>,
+    /// Number of ids the model knows.
+    pub vocabulary: i64,
+}
+
+/// Why a row is not trained.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// One word for counting.
+    pub reason: String,
+    /// What exactly is wrong, for a row that is broken; `None` for a sound row
+    /// that just is not for this step.
+    pub fault: Option<String>,
+}
+
+impl Refusal {
+    pub(super) fn sound(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), fault: None }
+    }
+
+    pub(super) fn broken(reason: &str, fault: impl Into<String>) -> Self {
+        Self { reason: reason.to_owned(), fault: Some(fault.into()) }
+    }
+}
+
+/// Makes a sample of a row that policy `step` is to learn from.
+pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Refusal> {
+    if let Some(error) = &turn.advantage_error {
+        return Err(Refusal::broken("advantage_error", error.clone()));
+    }
+    let signals = advantage::resolve(turn)
+        .map_err(|refusal| Refusal::broken("contradictory", refusal.to_string()))?;
+    let mask = mask(turn)?;
+    let teacher = signals.teacher_log_probs(turn).map(<[f32]>::to_vec);
+    let reward = reward(turn)?;
+    let promoted = turn.promoted == Some(true);
+    if !mask.contains(&true) || !has_signal(&admission.method, reward, teacher.is_some(), promoted) {
+        let reason = turn.sample_reason.clone();
+        return Err(Refusal::sound(reason.unwrap_or_else(|| "no_signal_for_estimator".to_owned())));
+    }
+    let staleness = staleness(turn, step, admission)?;
+    let temperature = temperature(turn, admission)?;
+    let prompt_ids = turn.prompt_ids.clone().unwrap_or_default();
+    let response_ids = turn.response_ids.clone().unwrap_or_default();
+    check_vocabulary(&[&prompt_ids, &response_ids], admission.vocabulary)?;
+    let rollout =
+        turn.rollout_log_probs.clone().unwrap_or_else(|| vec![None; response_ids.len()]);
+    let teacher_temperature = f64::from(turn.teacher_temperature.unwrap_or(1.0));
+    let sample = Sample {
+        turn_id: turn.turn_id.clone(),
+        prompt_ids,
+        response_ids,
+        mask,
+        rollout,
+        temperature,
+        reward,
+        teacher,
+        teacher_temperature,
+        promoted,
+        staleness,
+    };
+    match admission.old_log_probs {
+        OldLogProbs::Recompute => Ok(sample),
+        OldLogProbs::Rollout => with_rollout(sample),
+    }
+}
+
+/// Reads the mask that `advantage` wrote.
+fn mask(turn: &Turn) -> Result<Vec<bool>, Refusal> {
+    let tokens = turn.response_ids.as_ref().map_or(0, Vec::len);
+    let mask = turn.loss_mask.clone().unwrap_or_default();
+    if mask.len() != tokens {
+        let fault = format!("loss_mask has {} values for {tokens} response ids", mask.len());
+        return Err(Refusal::broken("contradictory", fault));
+    }
+    let prompted = turn.prompt_ids.as_ref().is_some_and(|ids| !ids.is_empty());
+    Ok(mask.iter().map(|flag| *flag != 0 && prompted).collect())
+}
+
+fn reward(turn: &Turn) -> Result<Option<f32>, Refusal> {
+    match turn.reward {
+        Some(reward) if !reward.is_finite() => {
+            Err(Refusal::broken("contradictory", format!("reward is {reward}")))
+        }
+        reward => Ok(reward),
+    }
+}
+
+fn has_signal(method: &Method, reward: Option<f32>, taught: bool, promoted: bool) -> bool {
+    let rewarded = reward.is_some_and(|reward| reward != 0.0);
+    match method.estimator {
+        Estimator::Grpo => rewarded || (promoted && taught),
+        Estimator::Opd => taught,
+        Estimator::Combine => rewarded || taught,
+    }
+}
+
+/// Returns how many steps old the row's policy is.
+fn staleness(turn: &Turn, step: u64, admission: &Admission) -> Result<u64, Refusal> {
+    let name = turn.weight_version.as_deref().unwrap_or("none");
+    let version = match admission.version_aliases.get(name) {
+        Some(version) => *version,
+        None if turn.weight_version.is_none() => return Err(Refusal::sound("version_missing")),
+        None => name.parse().map_err(|_| Refusal::sound("version_unknown"))?,
+    };
+    match step.checked_sub(version) {
+        None => Err(Refusal::sound("version_from_the_future")),
+        Some(staleness) if staleness > admission.max_staleness => Err(Refusal::sound("stale")),
+        Some(staleness) => Ok(staleness),
+    }
+}
+
+/// Returns the temperature of the server's log-probs. Greedy sampling (0) has
+/// log-probs of the plain distribution.
+fn temperature(turn: &Turn, admission: &Admission) -> Result<f64, Refusal> {
+    let known = match turn.sampling.log_prob_kind {
+        LogProbKind::Raw => Some(1.0),
+        LogProbKind::Tempered => turn.sampling.temperature.map(f64::from),
+        LogProbKind::Unknown => None,
+    };
+    match known.or(admission.assume_temperature) {
+        None => Err(Refusal::sound("temperature_unknown")),
+        Some(temperature) if !temperature.is_finite() || temperature < 0.0 => {
+            Err(Refusal::broken("contradictory", format!("temperature is {temperature}")))
+        }
+        Some(0.0) => Ok(1.0),
+        Some(temperature) => Ok(temperature),
+    }
+}
+
+fn check_vocabulary(lists: &[&[i32]], vocabulary: i64) -> Result<(), Refusal> {
+    match lists.iter().flat_map(|ids| ids.iter()).find(|id| i64::from(**id) >= vocabulary) {
+        None => Ok(()),
+        Some(id) => Err(Refusal::broken(
+            "foreign_token_id",
+            format!("token id {id} is not among the model's {vocabulary}: another tokenizer"),
+        )),
+    }
+}
+
+/// Takes out the tokens for which the server gave no log-prob; they have no
+/// ratio.
+fn with_rollout(mut sample: Sample) -> Result<Sample, Refusal> {
+    for (flag, log_prob) in sample.mask.iter_mut().zip(&sample.rollout) {
+        *flag &= log_prob.is_some();
+    }
+    if !sample.mask.contains(&true) {
+        return Err(Refusal::sound("no_log_probs"));
+    }
+    if sample.teacher.is_some() && sample.teacher_temperature != sample.temperature {
+        return Err(Refusal::sound("teacher_temperature_differs"));
+    }
+    Ok(sample)
+}
