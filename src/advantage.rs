@@ -223,38 +223,3 @@ pub enum Refusal {
         value: f32,
     },
 }
-
-/// Why a table as a whole cannot be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// A stage that the estimator stands on has not run.
-    #[error("estimator `{estimator}` needs {what}, and there is none")]
-    MissingComponent {
-        /// The estimator.
-        estimator: Estimator,
-        /// The missing columns, for people.
-        what: &'static str,
-        /// The stage that writes them.
-        stage: &'static str,
-    },
-}
-
-/// Checks that the stages an estimator stands on have run. `has` tells whether
-/// a column is there; `stated` whether any row has an explicit reward.
-pub fn check_components(
-    estimator: Estimator,
-    has: impl Fn(&str) -> bool,
-    stated: bool,
-) -> Result<(), Error> {
-    let missing = |what, stage| Err(Error::MissingComponent { estimator, what, stage });
-    if estimator.reads_rewards() && !stated && !has("score") {
-        return missing("rewards (`score` or `reward_explicit`)", "judge");
-    }
-    if estimator.reads_teacher() && !has("hints") {
-        return missing("`hints`", "hint");
-    }
-    if estimator.reads_teacher() && !has("teacher_log_probs") {
-        return missing("`teacher_log_probs`", "teacher-lp");
-    }
-    Ok(())
-}

@@ -29,7 +29,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("proxy", &["trajectory", "wire", "session", "capture", "journal", "engine"]),
     ("loss", &[]),
     ("model", &["tensors"]),
-    ("train", &["trajectory", "table", "advantage", "loss", "model"]),
+    ("train", &["tensors", "trajectory", "table", "advantage", "loss", "model"]),
     ("serving", &["wire", "template", "model"]),
     ("sync", &["engine"]),
 ];

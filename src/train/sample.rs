@@ -209,3 +209,16 @@ fn with_rollout(mut sample: Sample) -> Result<Sample, Refusal> {
     }
     Ok(sample)
 }
+
+impl Sample {
+    /// Returns the places of the trained tokens in the answer.
+    pub fn trained(&self) -> impl Iterator<Item = usize> + '_ {
+        let places = self.mask.iter().enumerate();
+        places.filter(|(_, flag)| **flag).map(|(token, _)| token)
+    }
+
+    /// Returns how many ids go into the model: all but the last.
+    pub(super) fn input_length(&self) -> usize {
+        (self.prompt_ids.len() + self.response_ids.len()).saturating_sub(1)
+    }
+}

@@ -79,7 +79,8 @@ impl Batch {
             response += length;
         }
         Self {
-            logits: get("logits").set_requires_grad(true),
+            // A copy: the gradients of the cases must not add up.
+            logits: get("logits").copy().set_requires_grad(true),
             rows: Tensor::from_slice(&rows),
             ids: Tensor::from_slice(&ids),
             selected: Tensor::from_slice(&selected),
@@ -236,7 +237,7 @@ fn policy_loss(batch: &Batch, tensors: &Tensors, case: &Value) -> (Tensor, Metri
         };
         let plain = (&old - &rollout).exp();
         let changed = weight.ne_tensor(&plain).to_kind(Kind::Float);
-        metrics.put("ois", &reducer.sum(&plain));
+        metrics.put("ois", &reducer.sum(&ratio.exp()));
         metrics.put("tis", &reducer.sum(&plain));
         metrics.put("tis_clipfrac", &reducer.sum(&changed));
         metrics.put("tis_abs", &reducer.sum(&(&plain - 1.0).abs()));

@@ -1,0 +1,113 @@
+//! From hidden states to log-probs of the trained tokens and back, a few rows at
+//! a time: logits over a whole vocabulary are the largest tensor of a step and
+//! are never kept.
+
+use tch::{Kind, Tensor};
+
+use crate::model::Model;
+
+use super::pack::Pack;
+
+/// Logits held at once, as numbers: 48 MB.
+const CHUNK_NUMBERS: i64 = 12 << 20;
+
+/// Number of rows whose logits are computed at once.
+fn chunk_rows(model: &Model) -> i64 {
+    (CHUNK_NUMBERS / model.config.vocab_size.max(1)).clamp(8, 2048)
+}
+
+fn chunks(rows: i64, size: i64) -> impl Iterator<Item = (i64, i64)> {
+    (0..rows).step_by(size as usize).map(move |start| (start, size.min(rows - start)))
+}
+
+/// Returns the log-probs of a pass's trained tokens at one temperature per
+/// token. No gradient.
+pub(super) fn log_probs(model: &Model, pack: &Pack<'_>, temperatures: &[&Tensor]) -> Vec<Tensor> {
+    tch::no_grad(|| {
+        let hidden = model.hidden(&pack.ids, &pack.lengths).index_select(0, &pack.rows);
+        let mut columns: Vec<Vec<Tensor>> = temperatures.iter().map(|_| Vec::new()).collect();
+        for (start, length) in chunks(hidden.size()[0], chunk_rows(model)) {
+            let logits = model.head(&hidden.narrow(0, start, length));
+            let targets = pack.targets.narrow(0, start, length);
+            for (column, temperature) in columns.iter_mut().zip(temperatures) {
+                let scaled = &logits / temperature.narrow(0, start, length).unsqueeze(-1);
+                column.push(chosen(&scaled.log_softmax(-1, Kind::Float), &targets));
+            }
+        }
+        columns.iter().map(|parts| Tensor::cat(parts, 0)).collect()
+    })
+}
+
+fn chosen(log_probs: &Tensor, ids: &Tensor) -> Tensor {
+    log_probs.gather(-1, &ids.unsqueeze(-1), false).squeeze_dim(-1)
+}
+
+/// Some rows of a pass, whose loss is asked for.
+pub(super) struct Chunk<'a> {
+    /// First row.
+    pub(super) start: i64,
+    /// Number of rows.
+    pub(super) length: i64,
+    /// Log-probs of the trained tokens, a leaf.
+    pub(super) log_probs: &'a Tensor,
+    /// Entropy of each row, a leaf.
+    pub(super) entropy: &'a Tensor,
+}
+
+/// Runs one pass and adds the gradient of `loss` to the weights'. `loss` sees
+/// the log-probs and entropies of some tokens at a time and returns a scalar.
+///
+/// The gradient of the logits is written by hand,
+/// `g (onehot - p) - h p (log p + H)` with `g` and `h` the loss's derivatives by
+/// log-prob and entropy, so that autograd never holds a second copy of them.
+pub(super) fn backward(
+    model: &Model,
+    pack: &Pack<'_>,
+    temperature: &Tensor,
+    mut loss: impl FnMut(&Chunk<'_>) -> Tensor,
+) {
+    let hidden = model.hidden(&pack.ids, &pack.lengths).index_select(0, &pack.rows);
+    let constant = hidden.detach();
+    let gradient = constant.zeros_like();
+    for (start, length) in chunks(constant.size()[0], chunk_rows(model)) {
+        let rows = constant.narrow(0, start, length).set_requires_grad(true);
+        let logits = model.head(&rows);
+        let targets = pack.targets.narrow(0, start, length);
+        let temperature = temperature.narrow(0, start, length).unsqueeze(-1);
+        let log_probs = tch::no_grad(|| (&logits / &temperature).log_softmax(-1, Kind::Float));
+        let entropy = tch::no_grad(|| {
+            -(log_probs.exp() * &log_probs).sum_dim_intlist(&[-1i64][..], false, Kind::Float)
+        });
+        let entropy = entropy.set_requires_grad(true);
+        let trained = chosen(&log_probs, &targets).set_requires_grad(true);
+        loss(&Chunk { start, length, log_probs: &trained, entropy: &entropy }).backward();
+        let by_logits = tch::no_grad(|| {
+            let by_logits = logits_gradient(&log_probs, &targets, &trained, &entropy);
+            by_logits / &temperature
+        });
+        (logits * by_logits).sum(Kind::Float).backward();
+        gradient.narrow(0, start, length).copy_(&rows.grad());
+    }
+    (hidden * gradient).sum(Kind::Float).backward();
+}
+
+/// Returns the derivative of the loss by the (tempered) logits.
+fn logits_gradient(
+    log_probs: &Tensor,
+    targets: &Tensor,
+    trained: &Tensor,
+    entropy: &Tensor,
+) -> Tensor {
+    let by_log_prob = trained.grad().unsqueeze(-1);
+    let probs = log_probs.exp();
+    let by_entropy = entropy.grad();
+    let spread = by_entropy.defined().then(|| {
+        (log_probs + entropy.unsqueeze(-1)) * &probs * by_entropy.unsqueeze(-1)
+    });
+    let mut gradient = probs * -&by_log_prob;
+    let _ = gradient.scatter_add_(-1, &targets.unsqueeze(-1), &by_log_prob);
+    match spread {
+        Some(spread) => gradient - spread,
+        None => gradient,
+    }
+}

@@ -1,0 +1,142 @@
+//! What is told of a step. Each field is a key of the metrics file.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::advantage::Spread;
+
+use super::adamw::Update;
+use super::objective::{Measures, Prepared};
+use super::sample::OldLogProbs;
+
+/// Numbers of one step. `None` is "not known", never 0.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Metrics {
+    /// Policy step that these numbers lead to.
+    pub step: u64,
+    /// Turns trained.
+    pub turns: u64,
+    /// Response tokens trained.
+    pub tokens: u64,
+    /// Tokens that went through the model, prompts included.
+    pub input_tokens: u64,
+    /// The loss before the first update.
+    pub loss: Option<f64>,
+    /// Its policy term.
+    pub policy_loss: Option<f64>,
+    /// KL to the reference policy.
+    pub reference_kl: Option<f64>,
+    /// Entropy of the policy at the trained tokens, nats.
+    pub entropy: Option<f64>,
+    /// Share of tokens where the clip decided, in the last update.
+    pub clip_fraction: Option<f64>,
+    /// Mean of `lo - lc` in the last update.
+    pub approximate_kl: Option<f64>,
+    /// Mean of `|trainer - server|` log-probs, by a forward pass of the trainer.
+    pub log_prob_gap: Option<f64>,
+    /// Mean importance weight.
+    pub importance: Option<f64>,
+    /// Norm of the gradient before clipping, in the last update.
+    pub gradient_norm: Option<f64>,
+    /// Factor that clipping put on it.
+    pub clip_coefficient: Option<f64>,
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Share of served weights that are other numbers now.
+    pub weights_changed: Option<f64>,
+    /// Mean reward of the turns that have one.
+    pub reward: Option<f64>,
+    /// Mean of the advantages.
+    pub advantage_mean: Option<f64>,
+    /// Their standard deviation.
+    pub advantage_std: Option<f64>,
+    /// The smallest.
+    pub advantage_min: Option<f64>,
+    /// The largest.
+    pub advantage_max: Option<f64>,
+    /// Share of advantages that are exactly 0.
+    pub advantage_zero: Option<f64>,
+    /// Mean age of the turns' policies, in steps.
+    pub staleness: Option<f64>,
+    /// Oldest age.
+    pub staleness_max: u64,
+    /// Rows refused so far in this run, by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// Updates skipped because loss or gradient was not finite.
+    pub skipped_updates: u64,
+    /// Seconds that the step took, without writing it.
+    pub seconds: f64,
+}
+
+/// What the updates on one batch measured.
+#[derive(Debug, Default)]
+pub(super) struct Updates {
+    pub(super) first: Option<Measures>,
+    pub(super) last: Option<Measures>,
+    pub(super) update: Option<Update>,
+    pub(super) changed: u64,
+    pub(super) skipped: u64,
+}
+
+impl Metrics {
+    /// Puts a step's numbers together.
+    pub(super) fn new(
+        step: u64,
+        batch: &[Prepared],
+        updates: &Updates,
+        old_log_probs: OldLogProbs,
+        learning_rate: f64,
+    ) -> Self {
+        let mut advantages = Spread::default();
+        let (mut rewards, mut stale) = (Spread::default(), Spread::default());
+        let (mut tokens, mut input_tokens) = (0, 0);
+        for prepared in batch {
+            let sample = &prepared.sample;
+            sample.trained().for_each(|token| advantages.add(prepared.advantages[token]));
+            sample.reward.iter().for_each(|reward| rewards.add(*reward));
+            stale.add(sample.staleness as f32);
+            tokens += sample.trained().count() as u64;
+            input_tokens += sample.input_length() as u64;
+        }
+        let first = |value: fn(&Measures) -> f64| updates.first.as_ref().map(value).and_then(known);
+        let last = |value: fn(&Measures) -> f64| updates.last.as_ref().map(value).and_then(known);
+        let update = updates.update;
+        Self {
+            step,
+            turns: batch.len() as u64,
+            tokens,
+            input_tokens,
+            loss: first(|measures| measures.loss),
+            policy_loss: first(|measures| measures.policy_loss),
+            reference_kl: first(|measures| measures.reference_kl),
+            entropy: first(|measures| measures.entropy),
+            clip_fraction: last(|measures| measures.clip_fraction),
+            approximate_kl: last(|measures| measures.approximate_kl),
+            log_prob_gap: match old_log_probs {
+                OldLogProbs::Recompute => first(|measures| measures.log_prob_gap),
+                OldLogProbs::Rollout => first(|measures| measures.current_gap),
+            },
+            importance: first(|measures| measures.importance),
+            gradient_norm: update.map(|update| update.gradient_norm),
+            clip_coefficient: update.map(|update| update.clip_coefficient),
+            learning_rate,
+            weights_changed: update.map(|update| updates.changed as f64 / update.weights as f64),
+            reward: rewards.mean(),
+            advantage_mean: advantages.mean(),
+            advantage_std: advantages.std(),
+            advantage_min: (advantages.count > 0).then_some(advantages.min),
+            advantage_max: (advantages.count > 0).then_some(advantages.max),
+            advantage_zero: advantages.share_zero(),
+            staleness: stale.mean(),
+            staleness_max: batch.iter().map(|prepared| prepared.sample.staleness).max().unwrap_or(0),
+            refused: BTreeMap::new(),
+            skipped_updates: updates.skipped,
+            seconds: 0.0,
+        }
+    }
+}
+
+fn known(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}

@@ -1,0 +1,244 @@
+//! The loss of a step, put together from the formulas of `loss`.
+
+use tch::{Kind, Tensor};
+
+use crate::loss::{self, Clip, KlKind, Reduction};
+use crate::model::Model;
+
+use super::head::{self, Chunk};
+use super::pack::{Pack, packs};
+use super::sample::Sample;
+
+/// A sample with all that its loss needs. Every list has one entry per response
+/// token; those of masked tokens are never read.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// The sample.
+    pub sample: Sample,
+    /// The old policy's log-probs at the sample's temperature.
+    pub old_log_probs: Vec<f32>,
+    /// The reference policy's, if the loss has a KL term.
+    pub reference_log_probs: Option<Vec<f32>>,
+    /// The advantages.
+    pub advantages: Vec<f32>,
+}
+
+/// What is done about the server's probabilities not being the trainer's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Importance {
+    /// Nothing.
+    Off,
+    /// Weight the policy loss by the ratio, cut at both bounds.
+    Truncated {
+        /// Lower bound.
+        low: f64,
+        /// Upper bound.
+        high: f64,
+    },
+    /// Weight it by the ratio, and by 0 outside the bounds.
+    IcePop {
+        /// Lower bound.
+        low: f64,
+        /// Upper bound.
+        high: f64,
+    },
+}
+
+/// The terms of the loss.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Terms {
+    /// Bounds of the ratio.
+    pub clip: Clip,
+    /// Correction for the server's probabilities.
+    pub importance: Importance,
+    /// Form of the KL to the reference policy.
+    pub kl: KlKind,
+    /// Its weight; 0 leaves it out.
+    pub kl_coefficient: f64,
+    /// Weight of the entropy, which is to be large.
+    pub entropy_coefficient: f64,
+    /// How the losses of tokens become one.
+    pub reduction: Reduction,
+}
+
+/// What a pass over the batch measured, each reduced as the loss is.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Measures {
+    /// The loss.
+    pub loss: f64,
+    /// Its policy term.
+    pub policy_loss: f64,
+    /// KL to the reference policy, if there is one.
+    pub reference_kl: f64,
+    /// Entropy of the policy.
+    pub entropy: f64,
+    /// Share of tokens where the clip decided.
+    pub clip_fraction: f64,
+    /// Mean of `lo - lc`.
+    pub approximate_kl: f64,
+    /// Mean of `|lo - lb|` over the tokens of which the server gave `lb`; NaN
+    /// if it gave none.
+    pub log_prob_gap: f64,
+    /// The same with `lc` in place of `lo`.
+    pub current_gap: f64,
+    /// Mean importance weight.
+    pub importance: f64,
+}
+
+/// The constants of a pass's trained tokens.
+struct Columns {
+    old: Tensor,
+    advantages: Tensor,
+    reference: Option<Tensor>,
+    importance: Tensor,
+    rollout: Tensor,
+    /// 1 where the server gave a log-prob.
+    known: Tensor,
+    weights: Tensor,
+}
+
+impl Columns {
+    fn new(pack: &Pack<'_>, batch: &[Prepared], terms: &Terms, weights: &[Vec<f32>]) -> Self {
+        let old = pack.column(|sample, token| batch[sample].old_log_probs[token]);
+        // Without a log-prob of the server's there is nothing to correct.
+        let rollout = pack.column(|sample, token| {
+            let prepared = &batch[sample];
+            prepared.sample.rollout[token].unwrap_or(prepared.old_log_probs[token])
+        });
+        let importance = match terms.importance {
+            Importance::Off => old.ones_like(),
+            Importance::Truncated { low, high } => {
+                loss::truncated_importance(&old, &rollout, low, high)
+            }
+            Importance::IcePop { low, high } => loss::icepop_importance(&old, &rollout, low, high),
+        };
+        let reference = (terms.kl_coefficient != 0.0).then(|| {
+            pack.column(|sample, token| match &batch[sample].reference_log_probs {
+                Some(reference) => reference[token],
+                None => f32::NAN,
+            })
+        });
+        Self {
+            known: pack.column(|sample, token| {
+                f32::from(u8::from(batch[sample].sample.rollout[token].is_some()))
+            }),
+            advantages: pack.column(|sample, token| batch[sample].advantages[token]),
+            weights: pack.column(|sample, token| weights[sample][token]),
+            old,
+            rollout,
+            reference,
+            importance,
+        }
+    }
+
+    /// Returns the weight of all tokens of which the server gave a log-prob.
+    fn known_weight(&self) -> f64 {
+        loss::reduce(&self.known, &self.weights).double_value(&[])
+    }
+
+    /// Returns the loss of some of the tokens, and measures.
+    fn loss(&self, chunk: &Chunk<'_>, terms: &Terms, measures: &mut Measures) -> Tensor {
+        let part = |column: &Tensor| column.narrow(0, chunk.start, chunk.length);
+        let weights = part(&self.weights);
+        let sum = |values: &Tensor| loss::reduce(values, &weights);
+        let old = part(&self.old);
+        let ratio = loss::log_ratio(chunk.log_probs, &old);
+        let surrogate = loss::ppo_clip(&ratio, &part(&self.advantages), &terms.clip);
+        let policy = sum(&(surrogate.loss * part(&self.importance)));
+        let mut total = policy.shallow_clone();
+        if terms.entropy_coefficient != 0.0 {
+            total = total - sum(chunk.entropy) * terms.entropy_coefficient;
+        }
+        if let Some(reference) = &self.reference {
+            let kl = loss::approximate_kl(terms.kl, chunk.log_probs, &part(reference), None);
+            let kl = sum(&kl);
+            measures.reference_kl += kl.double_value(&[]);
+            total = total + kl * terms.kl_coefficient;
+        }
+        measures.loss += total.double_value(&[]);
+        measures.policy_loss += policy.double_value(&[]);
+        tch::no_grad(|| {
+            let mean = |values: &Tensor| sum(values).double_value(&[]);
+            measures.entropy += mean(chunk.entropy);
+            measures.clip_fraction += mean(&surrogate.clipped);
+            measures.approximate_kl += mean(&(&old - chunk.log_probs));
+            let (rollout, known) = (part(&self.rollout), part(&self.known));
+            measures.log_prob_gap += mean(&((old - &rollout).abs() * &known));
+            measures.current_gap += mean(&((chunk.log_probs - rollout).abs() * known));
+            measures.importance += mean(&part(&self.importance));
+        });
+        total
+    }
+}
+
+/// Runs the batch in passes of at most `budget` tokens and adds the gradient of
+/// its loss to the weights'.
+pub fn gradients(model: &Model, batch: &[Prepared], terms: &Terms, budget: usize) -> Measures {
+    let samples: Vec<&Sample> = batch.iter().map(|prepared| &prepared.sample).collect();
+    let weights = token_weights(&samples, terms.reduction);
+    let mut measures = Measures::default();
+    let mut known = 0.0;
+    for pack in packs(&samples, budget, model.device()) {
+        let columns = Columns::new(&pack, batch, terms, &weights);
+        known += columns.known_weight();
+        let temperature = pack.column(|sample, _| samples[sample].temperature as f32);
+        head::backward(model, &pack, &temperature, |chunk| {
+            columns.loss(chunk, terms, &mut measures)
+        });
+    }
+    // 0 / 0 where the server gave none: not known.
+    measures.log_prob_gap /= known;
+    measures.current_gap /= known;
+    measures
+}
+
+/// Returns the weight of each response token in the loss; masked ones get 0.
+fn token_weights(samples: &[&Sample], reduction: Reduction) -> Vec<Vec<f32>> {
+    let lengths: Vec<usize> = samples.iter().map(|sample| sample.trained().count()).collect();
+    let mut weights = loss::weights(&lengths, reduction).into_iter();
+    let deal = |sample: &&Sample| {
+        let of = |flag: &bool| if *flag { weights.next().unwrap_or_default() } else { 0.0 };
+        sample.mask.iter().map(of).collect()
+    };
+    samples.iter().map(deal).collect()
+}
+
+/// Returns each sample's log-probs at its own temperature, `None` at masked
+/// tokens, and beside them those at the teacher's temperature where it differs.
+pub fn sample_log_probs(model: &Model, samples: &[&Sample], budget: usize) -> Vec<LogProbs> {
+    let empty = |sample: &&Sample| LogProbs {
+        own: vec![f32::NAN; sample.mask.len()],
+        teacher: vec![f32::NAN; sample.mask.len()],
+    };
+    let mut all: Vec<LogProbs> = samples.iter().map(empty).collect();
+    for pack in packs(samples, budget, model.device()) {
+        let own = pack.column(|sample, _| samples[sample].temperature as f32);
+        let teacher = pack.column(|sample, _| samples[sample].teacher_temperature as f32);
+        let columns = match own.equal(&teacher) {
+            true => head::log_probs(model, &pack, &[&own]),
+            false => head::log_probs(model, &pack, &[&own, &teacher]),
+        };
+        let values: Vec<Vec<f32>> = columns.iter().map(numbers).collect();
+        for (at, (sample, token)) in pack.tokens().enumerate() {
+            all[sample].own[token] = values[0][at];
+            all[sample].teacher[token] = values[values.len() - 1][at];
+        }
+    }
+    all
+}
+
+/// Log-probs of one answer's tokens; NaN at masked ones.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LogProbs {
+    /// At the temperature of the server's log-probs.
+    pub own: Vec<f32>,
+    /// At the temperature of the teacher's log-probs.
+    pub teacher: Vec<f32>,
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f32> {
+    let plain = tensor.to_device(tch::Device::Cpu).to_kind(Kind::Float).contiguous();
+    let mut values = vec![0.0; plain.numel()];
+    plain.copy_data(&mut values, plain.numel());
+    values
+}

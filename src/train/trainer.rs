@@ -1,0 +1,400 @@
+//! The trainer: a model, its optimiser, the folder of its policies, and the one
+//! step that leads from a batch of turns to the next policy.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use tch::Device;
+
+use crate::advantage::{self, Evidence};
+use crate::model::{Dtype, LoadOptions, Model};
+use crate::trajectory::Turn;
+
+use super::Error;
+use super::adamw::{AdamW, Rates, zero_gradients};
+use super::checkpoint::{self, Base, LEDGER, OPTIMIZER, OURS, Record};
+use super::ledger::Ledger;
+use super::metrics::{Metrics, Updates};
+use super::objective::{LogProbs, Prepared, Terms, gradients, sample_log_probs};
+use super::policies::Policies;
+use super::sample::{Admission, OldLogProbs, Refusal, Sample, admit};
+
+/// Skipped updates in a row that end the run.
+const SKIPS_ALLOWED: u64 = 3;
+
+/// Parameters from which on a policy is served in its base's own type.
+const LARGE: u64 = 1_000_000_000;
+
+/// How a run trains.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The start model; needed where there is no policy yet.
+    pub model: Option<PathBuf>,
+    /// Folder of the policies.
+    pub out: PathBuf,
+    /// Which rows are trained.
+    pub admission: Admission,
+    /// The loss.
+    pub terms: Terms,
+    /// The optimiser's constants.
+    pub rates: Rates,
+    /// Updates on each batch.
+    pub epochs: u32,
+    /// Tokens that go through the model at once.
+    pub tokens_per_pass: usize,
+    /// Type of the weights written; f32 below a billion weights, else the
+    /// base's, if not given.
+    pub dtype: Option<Dtype>,
+    /// Policies kept.
+    pub keep: u64,
+    /// Seed, for the record: no part of a step draws random numbers yet.
+    pub seed: u64,
+    /// The command's settings, for the record.
+    pub settings: serde_json::Value,
+}
+
+/// A model in training.
+#[derive(Debug)]
+pub struct Trainer {
+    options: Options,
+    model: Model,
+    reference: Option<Model>,
+    optimizer: AdamW,
+    policies: Policies,
+    /// Folder whose tensor names and settings the policies take over.
+    pattern: PathBuf,
+    base: Base,
+    dtype: Dtype,
+    ledger: Ledger,
+    step: u64,
+    skips_in_a_row: u64,
+    refused: BTreeMap<String, u64>,
+    faults: Vec<Fault>,
+    notes: Vec<String>,
+}
+
+/// A broken row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Its turn id.
+    pub turn_id: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl Trainer {
+    /// Resumes at the folder's `latest`, or starts from the model.
+    pub fn open(mut options: Options) -> Result<Self, Error> {
+        let policies = Policies::open(&options.out)?;
+        let latest = policies.latest()?;
+        let record = latest.as_deref().map(checkpoint::read_record).transpose()?;
+        let base = base(&options, record.as_ref())?;
+        let pattern = latest.clone().unwrap_or_else(|| base.folder.clone());
+        let trained = LoadOptions { dtype: None, device: Device::Cpu, trainable: true };
+        let model = Model::load(&pattern, &trained)?;
+        let weights: u64 =
+            model.parameters().iter().map(|(_, tensor)| tensor.numel() as u64).sum();
+        let dtype = options.dtype.map_or_else(|| default_dtype(&base.folder, weights), Ok)?;
+        let mut optimizer = AdamW::new(options.rates, model.parameters());
+        let mut notes = Vec::new();
+        let mut ledger = Ledger::default();
+        if let (Some(policy), Some(record)) = (&latest, &record) {
+            optimizer.updates = record.updates;
+            resume(policy, record, &model, &mut optimizer, &mut notes)?;
+            ledger = Ledger::read(&policy.join(LEDGER))?;
+        }
+        let frozen = LoadOptions { dtype: Some(Dtype::F32), ..LoadOptions::default() };
+        let reference = match options.terms.kl_coefficient != 0.0 {
+            true => Some(Model::load(&base.folder, &frozen)?),
+            false => None,
+        };
+        options.admission.vocabulary = model.config.vocab_size;
+        let step = record.map_or(0, |record| record.step);
+        Ok(Self {
+            options,
+            model,
+            reference,
+            optimizer,
+            policies,
+            pattern,
+            base,
+            dtype,
+            ledger,
+            step,
+            skips_in_a_row: 0,
+            refused: BTreeMap::new(),
+            faults: Vec::new(),
+            notes,
+        })
+    }
+
+    /// Returns the step of the policy at hand; 0 is the start model.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Returns the model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Returns what happened to turns so far.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Returns how many rows were refused in this run, by reason.
+    pub fn refused(&self) -> &BTreeMap<String, u64> {
+        &self.refused
+    }
+
+    /// Returns the broken rows met in this run.
+    pub fn faults(&self) -> &[Fault] {
+        &self.faults
+    }
+
+    /// Returns what the reader of the run should know.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Returns the type of the weights written.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Takes turns from the front of the queue until `wanted` of them (all, if
+    /// not given) can be trained. Rows that cannot are noted and dropped; if the
+    /// queue ends early, what was found is returned all the same.
+    pub fn collect(&mut self, queue: &mut VecDeque<Turn>, wanted: Option<usize>) -> Vec<Sample> {
+        let mut samples: Vec<Sample> = Vec::new();
+        while wanted.is_none_or(|wanted| samples.len() < wanted) {
+            let Some(turn) = queue.pop_front() else { break };
+            let twice = samples.iter().any(|sample| sample.turn_id == turn.turn_id);
+            let admitted = match twice || self.ledger.consumed(&turn.turn_id) {
+                true => Err(Refusal::sound("already_trained")),
+                false => admit(&turn, self.step, &self.options.admission),
+            };
+            match admitted {
+                Ok(sample) => samples.push(sample),
+                Err(refusal) => self.refuse(&turn.turn_id, refusal),
+            }
+        }
+        samples
+    }
+
+    fn refuse(&mut self, turn_id: &str, refusal: Refusal) {
+        *self.refused.entry(refusal.reason.clone()).or_default() += 1;
+        self.ledger.refuse(turn_id, self.step + 1, &refusal.reason);
+        if let Some(problem) = refusal.fault {
+            self.faults.push(Fault { turn_id: turn_id.to_owned(), problem });
+        }
+    }
+
+    /// Trains one batch and writes the next policy. Returns nothing, and writes
+    /// nothing, if no sample is left or no update could be made.
+    pub fn train(&mut self, samples: Vec<Sample>) -> Result<Option<Trained>, Error> {
+        let started = Instant::now();
+        let batch = self.prepare(samples);
+        if batch.is_empty() {
+            return Ok(None);
+        }
+        if self.pointless(&batch) {
+            // A step would move the weights all the same, by decay and momentum.
+            for prepared in &batch {
+                self.refuse(&prepared.sample.turn_id, Refusal::sound("zero_advantage"));
+            }
+            return Ok(None);
+        }
+        let updates = self.update(&batch)?;
+        let rates = self.options.rates;
+        let old = self.options.admission.old_log_probs;
+        let mut metrics =
+            Metrics::new(self.step + 1, &batch, &updates, old, rates.learning_rate);
+        metrics.seconds = started.elapsed().as_secs_f64();
+        metrics.refused = self.refused.clone();
+        if updates.update.is_none() {
+            for prepared in &batch {
+                self.refuse(&prepared.sample.turn_id, Refusal::sound("not_finite_step"));
+            }
+            return Ok(Some(Trained { metrics, policy: None }));
+        }
+        self.step += 1;
+        for prepared in &batch {
+            self.ledger.consume(&prepared.sample.turn_id, self.step);
+        }
+        let policy = self.save(&metrics)?;
+        Ok(Some(Trained { metrics, policy: Some(policy) }))
+    }
+
+    /// Returns whether nothing in the batch pulls at the weights.
+    fn pointless(&self, batch: &[Prepared]) -> bool {
+        let Terms { kl_coefficient, entropy_coefficient, .. } = self.options.terms;
+        let zero = |prepared: &Prepared| {
+            prepared.sample.trained().all(|token| prepared.advantages[token] == 0.0)
+        };
+        kl_coefficient == 0.0 && entropy_coefficient == 0.0 && batch.iter().all(zero)
+    }
+
+    /// Computes the constants of the loss: old and reference log-probs,
+    /// advantages.
+    fn prepare(&mut self, samples: Vec<Sample>) -> Vec<Prepared> {
+        let budget = self.options.tokens_per_pass;
+        let method = self.options.admission.method.clone();
+        let borrowed: Vec<&Sample> = samples.iter().collect();
+        let old: Vec<LogProbs> = match self.options.admission.old_log_probs {
+            OldLogProbs::Recompute => sample_log_probs(&self.model, &borrowed, budget),
+            OldLogProbs::Rollout => samples.iter().map(rollout).collect(),
+        };
+        let reference =
+            self.reference.as_ref().map(|model| sample_log_probs(model, &borrowed, budget));
+        let mut reference = reference.map(Vec::into_iter);
+        let mut batch = Vec::new();
+        for (sample, old) in samples.into_iter().zip(old) {
+            let reference = reference.as_mut().and_then(Iterator::next).map(|values| values.own);
+            if let Some(token) = sample.trained().find(|token| !old.own[*token].is_finite()) {
+                let fault = format!("the model gives response token {token} no finite log-prob");
+                self.refuse(&sample.turn_id, Refusal::broken("log_prob_not_finite", fault));
+                continue;
+            }
+            let evidence = Evidence {
+                reward: sample.reward,
+                teacher: sample.teacher.as_deref(),
+                old: &old.teacher,
+                promoted: sample.promoted,
+            };
+            match advantage::advantages(&method, &evidence) {
+                Some(advantages) => batch.push(Prepared {
+                    sample,
+                    old_log_probs: old.own,
+                    reference_log_probs: reference,
+                    advantages,
+                }),
+                None => self.refuse(&sample.turn_id, Refusal::sound("no_signal_for_estimator")),
+            }
+        }
+        batch
+    }
+
+    /// Moves the weights, `epochs` times on the same constants.
+    fn update(&mut self, batch: &[Prepared]) -> Result<Updates, Error> {
+        let mut updates = Updates::default();
+        for _ in 0..self.options.epochs.max(1) {
+            zero_gradients(self.model.parameters());
+            let budget = self.options.tokens_per_pass;
+            let measures = gradients(&self.model, batch, &self.options.terms, budget);
+            updates.first.get_or_insert(measures);
+            updates.last = Some(measures);
+            let step = match measures.loss.is_finite() {
+                true => self.optimizer.step(self.model.parameters(), self.dtype),
+                false => None,
+            };
+            match step {
+                Some(update) => {
+                    self.skips_in_a_row = 0;
+                    updates.changed = updates.changed.max(update.changed);
+                    updates.update = Some(update);
+                }
+                None => {
+                    updates.skipped += 1;
+                    self.skips_in_a_row += 1;
+                    if self.skips_in_a_row >= SKIPS_ALLOWED {
+                        return Err(Error::NotFinite { updates: self.skips_in_a_row });
+                    }
+                }
+            }
+        }
+        Ok(updates)
+    }
+
+    /// Writes the policy of the step at hand.
+    fn save(&mut self, metrics: &Metrics) -> Result<PathBuf, Error> {
+        let aside = self.policies.begin(self.step)?;
+        self.model.save(&self.pattern, &aside, Some(self.dtype))?;
+        let ours = aside.join(OURS);
+        std::fs::create_dir_all(&ours).map_err(|source| Error::write(&ours, source))?;
+        let record = Record {
+            step: self.step,
+            updates: self.optimizer.updates,
+            base: self.base.clone(),
+            dtype: self.dtype.to_string(),
+            seed: self.options.seed,
+            oclaw: env!("CARGO_PKG_VERSION").to_owned(),
+            settings: self.options.settings.clone(),
+            metrics: serde_json::to_value(metrics).unwrap_or_default(),
+        };
+        checkpoint::write_record(&aside, &record)?;
+        let state = aside.join(OPTIMIZER);
+        let parameters = self.model.parameters();
+        checkpoint::write_optimizer(&state, &self.optimizer, parameters, self.dtype)?;
+        self.ledger.write(&aside.join(LEDGER))?;
+        let policy = self.policies.publish(&aside, self.step)?;
+        self.pattern.clone_from(&policy);
+        self.policies.prune(self.step, self.options.keep, OPTIMIZER)?;
+        Ok(policy)
+    }
+}
+
+/// What a step led to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trained {
+    /// Its numbers.
+    pub metrics: Metrics,
+    /// The new policy's folder; nothing if the step was skipped.
+    pub policy: Option<PathBuf>,
+}
+
+/// Finds the model that the line of policies starts from.
+fn base(options: &Options, record: Option<&Record>) -> Result<Base, Error> {
+    let given = options.model.as_deref().map(Base::of).transpose()?;
+    match (given, record) {
+        (Some(given), None) => Ok(given),
+        (None, None) => Err(Error::NoModel { out: options.out.clone() }),
+        (None, Some(record)) => Ok(record.base.clone()),
+        (Some(given), Some(record)) if given.sha256 == record.base.sha256 => Ok(given),
+        (Some(given), Some(record)) => Err(Error::OtherBase {
+            out: options.out.clone(),
+            recorded: record.base.folder.clone(),
+            given: given.folder,
+        }),
+    }
+}
+
+fn default_dtype(base: &Path, weights: u64) -> Result<Dtype, Error> {
+    match weights < LARGE {
+        true => Ok(Dtype::F32),
+        // The type of the checkpoint is known only once it is read.
+        false => Ok(Model::load(base, &LoadOptions::default())?.dtype()),
+    }
+}
+
+/// Takes up the optimiser's state of a policy.
+fn resume(
+    policy: &Path,
+    record: &Record,
+    model: &Model,
+    optimizer: &mut AdamW,
+    notes: &mut Vec<String>,
+) -> Result<(), Error> {
+    let state = policy.join(OPTIMIZER);
+    if !state.exists() {
+        notes.push(format!(
+            "`{}` is not there: the optimiser starts anew, its running means at 0",
+            state.display()
+        ));
+        optimizer.updates = 0;
+        return Ok(());
+    }
+    let dtype = record.dtype.parse().map_err(|problem| Error::Record {
+        path: policy.to_owned(),
+        problem,
+    })?;
+    checkpoint::read_optimizer(&state, optimizer, model, dtype)
+}
+
+/// Takes the server's log-probs for the old policy's.
+fn rollout(sample: &Sample) -> LogProbs {
+    let own: Vec<f32> = sample.rollout.iter().map(|value| value.unwrap_or(f32::NAN)).collect();
+    LogProbs { teacher: own.clone(), own }
+}
