@@ -1,6 +1,7 @@
 //! The `oclaw` program: parses the command line, runs one subcommand, turns its
 //! result into an exit code.
 
+mod advantage;
 mod asking;
 mod common;
 mod embedded;
@@ -16,6 +17,7 @@ mod serve;
 mod settings;
 mod sync_weights;
 mod teacher_lp;
+mod train;
 mod view;
 mod units;
 
@@ -53,6 +55,8 @@ enum Command {
     Judge(judge::Args),
     Hint(hint::Args),
     TeacherLp(teacher_lp::Args),
+    Advantage(advantage::Args),
+    Train(train::Args),
     View(view::Args),
     Lint(lint::Args),
     SyncWeights(sync_weights::Args),
@@ -67,6 +71,8 @@ impl Command {
             Self::Judge(args) => judge::run(args, context),
             Self::Hint(args) => hint::run(args, context),
             Self::TeacherLp(args) => teacher_lp::run(args, context),
+            Self::Advantage(args) => advantage::run(args, context),
+            Self::Train(args) => train::run(args, context),
             Self::View(args) => view::run(args, context),
             Self::Lint(args) => lint::run(args, context),
             Self::SyncWeights(args) => sync_weights::run(args, context),

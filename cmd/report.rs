@@ -17,6 +17,8 @@ use oclaw::stage;
 use oclaw::sync;
 use oclaw::table;
 use oclaw::template;
+#[cfg(feature = "torch")]
+use oclaw::train;
 
 /// How a subcommand that did not fail ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +96,10 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         #[cfg(feature = "torch")]
         if let Some(error) = cause.downcast_ref::<serving::Error>() {
             return of_serving(error);
+        }
+        #[cfg(feature = "torch")]
+        if let Some(error) = cause.downcast_ref::<train::Error>() {
+            return of_train(error);
         }
         if let Some(error) = cause.downcast_ref::<sync::Error>() {
             return of_sync(error);
@@ -220,6 +226,27 @@ fn of_serving(error: &serving::Error) -> (Kind, Option<String>) {
         Error::NoFolder { .. } | Error::Model(_) | Error::Template(_) | Error::Thread(_) => {
             (Kind::Failed, None)
         }
+    }
+}
+
+#[cfg(feature = "torch")]
+fn of_train(error: &train::Error) -> (Kind, Option<String>) {
+    use train::Error;
+    match error {
+        Error::NoModel { .. } => hinted(Kind::Usage, "name the start model by `--model`"),
+        Error::OtherBase { .. } => {
+            hinted(Kind::Usage, "leave `--model` out to resume, or start in another `--out`")
+        }
+        Error::Locked { .. } => hinted(Kind::Failed, "wait for it, or train in another `--out`"),
+        Error::NotFinite { .. } => hinted(Kind::Failed, "lower `--lr`, or look at the batch"),
+        Error::Read { .. }
+        | Error::Write { .. }
+        | Error::Model(_)
+        | Error::Tensors(_)
+        | Error::Latest { .. }
+        | Error::Record { .. }
+        | Error::State { .. }
+        | Error::Ledger { .. } => (Kind::Failed, None),
     }
 }
 

@@ -1,0 +1,248 @@
+//! `oclaw train`.
+
+#[cfg(feature = "torch")]
+mod steps;
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+use crate::advantage::MethodArgs;
+use crate::common::Context;
+use crate::files::Inputs;
+use crate::report::Exit;
+
+/// Make the next policy of a batch of turns.
+///
+/// Reads what `oclaw advantage` wrote. OUT/step-000007 is a plain Hugging Face
+/// folder plus `oclaw/` with the record, the optimiser's state and the ledger of
+/// turns, written aside and renamed as one; OUT/latest points to the newest. If
+/// there is a `latest`, training resumes there, else it starts from `--model` as
+/// step 0. A turn is trained once: one that the ledger has is left out.
+///
+/// Without `--batch-turns` everything read is one batch and one step. With it,
+/// full batches are trained and the rest is reported and stays for another run.
+///
+/// Loss per response token: max(-ratio A, -clip(ratio, 1 - low, 1 + high) A), at
+/// most -c A for negative A (`--dual-clip c`), ratio = exp(lc - lo); times the
+/// importance weight clamp(exp(lo - lb), low, high) of the server's log-probs lb;
+/// minus the entropy and plus the KL to the start model, weighted. The advantage
+/// is that of `--estimator`, computed with the trainer's own old log-probs lo.
+///
+/// Not trained, and counted by reason: rows without a signal, broken rows (exit
+/// code 3 tells), rows of a policy older than `--max-staleness` steps, of a later
+/// one or of none known, rows whose sampling temperature nobody knows. A loss or
+/// gradient that is not finite skips its update; three in a row end the run.
+///
+/// Metrics (`--metrics FILE`, one JSON object per step; null is not known):
+/// `step`, `turns`, `tokens` (trained), `input_tokens` (through the model),
+/// `loss`, `policy_loss`, `reference_kl`, `entropy` (before the first update;
+/// nats), `clip_fraction`, `approximate_kl` (mean lo - lc, last update),
+/// `log_prob_gap` (mean |trainer - server|), `importance` (mean weight),
+/// `gradient_norm` (before clipping), `clip_coefficient`, `learning_rate`,
+/// `weights_changed` (share of weights that are other numbers in the type they
+/// are served in), `reward`, `advantage_mean`, `_std`, `_min`, `_max`, `_zero`
+/// (share of exact zeros), `staleness`, `staleness_max`, `refused` (by reason, of
+/// this run), `skipped_updates`, `seconds`.
+#[derive(clap::Args, Debug)]
+#[cfg_attr(
+    not(feature = "torch"),
+    expect(dead_code, reason = "a build without torch only knows the flags")
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    inputs: Inputs,
+    #[command(flatten)]
+    method: MethodArgs,
+    /// Folder of the start model
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Folder of the policies
+    #[arg(long, value_name = "OUT")]
+    out: PathBuf,
+    /// Turns per step [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    batch_turns: Option<u64>,
+    /// Updates on each batch, its old log-probs held
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+    #[command(flatten)]
+    loss: LossArgs,
+    #[command(flatten)]
+    optimizer: OptimizerArgs,
+    /// Whose log-probs stand for the old policy's
+    #[arg(long, value_enum, value_name = "WHOSE", default_value_t = OldName::Recompute)]
+    old_log_probs: OldName,
+    /// Oldest policy, in steps, whose rows are trained
+    #[arg(long, value_name = "STEPS", default_value_t = 4)]
+    max_staleness: u64,
+    /// Step that a foreign weight version stands for; `none=0` for rows without one
+    #[arg(long, value_name = "NAME=STEP", value_parser = alias)]
+    version_alias: Vec<(String, u64)>,
+    /// Temperature of log-probs where the row does not tell
+    #[arg(long, value_name = "T", value_parser = positive)]
+    assume_temperature: Option<f64>,
+    /// Type of the weights written [default: f32 below a billion weights, else the base's]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    dtype: Option<DtypeName>,
+    /// Tokens that go through the model at once
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
+    tokens_per_pass: u64,
+    /// Policies kept; the two newest keep their optimiser's state
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
+    keep: u64,
+    /// Append one JSON object per step to this file
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
+    /// Where to compute; this version trains on the CPU only
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = ["cpu"])]
+    device: String,
+}
+
+/// The terms of the loss.
+#[derive(clap::Args, Debug)]
+#[cfg_attr(
+    not(feature = "torch"),
+    expect(dead_code, reason = "a build without torch only knows the flags")
+)]
+struct LossArgs {
+    /// The ratio counts as at least 1 - X
+    #[arg(long, value_name = "X", default_value_t = 0.2, value_parser = share)]
+    clip_low: f64,
+    /// The ratio counts as at most 1 + X
+    #[arg(long, value_name = "X", default_value_t = 0.28, value_parser = not_negative)]
+    clip_high: f64,
+    /// Bound, in advantages, of the loss of negative ones; 0 is none
+    #[arg(long, value_name = "C", default_value_t = 3.0, value_parser = dual)]
+    dual_clip: f64,
+    /// Weight of the KL to the start model
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
+    kl_coef: f64,
+    /// Form of that KL
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = KlName::LowVarKl)]
+    kl: KlName,
+    /// Weight of the entropy
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
+    entropy_coef: f64,
+    /// Correction for the server's probabilities
+    #[arg(long, value_enum, value_name = "FORM", default_value_t = ImportanceName::Tis)]
+    importance: ImportanceName,
+    /// Lower bound of the importance weight
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
+    importance_low: f64,
+    /// Upper bound of the importance weight
+    #[arg(long, value_name = "X", default_value_t = 2.0, value_parser = not_negative)]
+    importance_high: f64,
+    /// How the losses of tokens become one
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = ReductionName::Sample)]
+    reduction: ReductionName,
+}
+
+/// The optimiser's constants.
+#[derive(clap::Args, Debug)]
+#[cfg_attr(
+    not(feature = "torch"),
+    expect(dead_code, reason = "a build without torch only knows the flags")
+)]
+struct OptimizerArgs {
+    /// Learning rate
+    #[arg(long, value_name = "X", default_value_t = 1e-5, value_parser = not_negative)]
+    lr: f64,
+    /// Weight decay
+    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = not_negative)]
+    weight_decay: f64,
+    /// Let norms and biases decay too
+    #[arg(long)]
+    decay_all: bool,
+    /// Largest norm of the gradient
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
+    clip_norm: f64,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum OldName {
+    /// The trainer's, by a forward pass before the step
+    Recompute,
+    /// The server's
+    Rollout,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum DtypeName {
+    /// 32-bit floats
+    F32,
+    /// 16-bit floats with the exponent of f32
+    Bf16,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum KlName {
+    /// x
+    K1,
+    /// x squared, halved
+    K2,
+    /// exp(-x) - 1 + x
+    K3,
+    /// k3, its value at most 10
+    #[value(name = "low_var_kl")]
+    LowVarKl,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum ImportanceName {
+    /// Weight cut at both bounds
+    Tis,
+    /// Weight 0 outside the bounds
+    Icepop,
+    /// None
+    Off,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum ReductionName {
+    /// Mean over a turn's tokens, then over the turns
+    Sample,
+    /// Mean over all tokens
+    Token,
+}
+
+fn number(text: &str, wanted: &str, fits: fn(f64) -> bool) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if fits(value) => Ok(value),
+        _ => Err(format!("wanted {wanted}")),
+    }
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    number(text, "a number, 0 or more", |value| value.is_finite() && value >= 0.0)
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    number(text, "a number above 0", |value| value.is_finite() && value > 0.0)
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    number(text, "a number from 0 to 1", |value| (0.0..=1.0).contains(&value))
+}
+
+fn dual(text: &str) -> Result<f64, String> {
+    number(text, "0, or a number above 1", |value| value == 0.0 || value > 1.0)
+}
+
+fn alias(text: &str) -> Result<(String, u64), String> {
+    let parts = text.split_once('=');
+    let parsed = parts.and_then(|(name, step)| Some((name.to_owned(), step.parse().ok()?)));
+    parsed.ok_or_else(|| "wanted NAME=STEP, as in `default=0`".to_owned())
+}
+
+/// Trains.
+#[cfg(feature = "torch")]
+pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    steps::run(&args, context)
+}
+
+/// Says what this build lacks.
+#[cfg(not(feature = "torch"))]
+pub(crate) fn run(_: Args, _: &Context) -> anyhow::Result<Exit> {
+    Err(crate::common::needs_torch("`oclaw train`"))
+}

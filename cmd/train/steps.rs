@@ -1,0 +1,337 @@
+//! From flags to steps: the part of `oclaw train` that needs libtorch.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::Write;
+
+use anyhow::Context as _;
+use comfy_table::Table;
+use indicatif::ProgressBar;
+use oclaw::advantage::Method;
+use oclaw::loss::{Clip, KlKind, Reduction};
+use oclaw::model::Dtype;
+use oclaw::stage;
+use oclaw::table::Source;
+use oclaw::template::Tokenizer;
+use oclaw::train::{
+    Admission, Importance, Metrics, OldLogProbs, Options, Rates, Terms, Trained, Trainer,
+};
+use oclaw::trajectory::Turn;
+
+use super::{
+    Args, DtypeName, ImportanceName, KlName, LossArgs, OldName, OptimizerArgs, ReductionName,
+};
+use crate::asking;
+use crate::common::Context;
+use crate::progress;
+use crate::report::{Exit, Failure};
+
+/// Broken rows named one by one; of the others only the count is told.
+const NAMED: usize = 10;
+
+/// Share of changed weights below which most of a step is lost in rounding.
+const TINY_CHANGE: f64 = 0.05;
+
+pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Exit> {
+    let mut source = args.inputs.open()?;
+    let method = args.method.method();
+    check_columns(&source, &method)?;
+    check_tokenizer(&source, args)?;
+    let mut trainer = Trainer::open(options(args, context, method))?;
+    let mut metrics = metrics_file(args)?;
+    announce(&trainer, args, context);
+    let mut queue = VecDeque::new();
+    while let Some(turns) = source.next_turns()? {
+        queue.extend(turns);
+    }
+    let bar = progress::bar(context, "train", Some(queue.len() as u64));
+    let done = steps(&mut trainer, &mut queue, args, &bar, &mut |trained| {
+        write_metrics(metrics.as_mut(), &trained.metrics)
+    });
+    bar.finish_and_clear();
+    let done = done?;
+    close(&trainer, &done, context)
+}
+
+/// What a run came to.
+#[derive(Default)]
+struct Done {
+    trained: Vec<Trained>,
+    /// Sound turns that did not fill a batch, and the size of one.
+    left: Option<(usize, usize)>,
+}
+
+fn steps(
+    trainer: &mut Trainer,
+    queue: &mut VecDeque<Turn>,
+    args: &Args,
+    bar: &ProgressBar,
+    each: &mut dyn FnMut(&Trained) -> anyhow::Result<()>,
+) -> anyhow::Result<Done> {
+    let mut done = Done::default();
+    let wanted = args.batch_turns.map(|turns| turns as usize);
+    let total = queue.len() as u64;
+    loop {
+        let samples = trainer.collect(queue, wanted);
+        match wanted {
+            _ if samples.is_empty() => break,
+            Some(wanted) if samples.len() < wanted => {
+                done.left = Some((samples.len(), wanted));
+                break;
+            }
+            _ => {}
+        }
+        if let Some(trained) = trainer.train(samples)? {
+            each(&trained)?;
+            if let Some(loss) = trained.metrics.loss {
+                bar.set_message(format!("loss {loss:.4}"));
+            }
+            done.trained.push(trained);
+        }
+        bar.set_position(total - queue.len() as u64);
+    }
+    Ok(done)
+}
+
+fn options(args: &Args, context: &Context, method: Method) -> Options {
+    let mut version_aliases = BTreeMap::from([("default".to_owned(), 0)]);
+    version_aliases.extend(args.version_alias.iter().cloned());
+    Options {
+        model: args.model.clone(),
+        out: args.out.clone(),
+        settings: settings(args, &method),
+        admission: Admission {
+            method,
+            old_log_probs: match args.old_log_probs {
+                OldName::Recompute => OldLogProbs::Recompute,
+                OldName::Rollout => OldLogProbs::Rollout,
+            },
+            max_staleness: args.max_staleness,
+            version_aliases,
+            assume_temperature: args.assume_temperature,
+            // The trainer puts the model's in.
+            vocabulary: 0,
+        },
+        terms: terms(&args.loss),
+        rates: rates(&args.optimizer),
+        epochs: args.epochs,
+        tokens_per_pass: args.tokens_per_pass as usize,
+        dtype: args.dtype.map(|dtype| match dtype {
+            DtypeName::F32 => Dtype::F32,
+            DtypeName::Bf16 => Dtype::Bf16,
+        }),
+        keep: args.keep,
+        seed: context.seed,
+    }
+}
+
+fn terms(args: &LossArgs) -> Terms {
+    let (low, high) = (args.importance_low, args.importance_high);
+    Terms {
+        clip: Clip {
+            low: args.clip_low,
+            high: args.clip_high,
+            dual: (args.dual_clip > 0.0).then_some(args.dual_clip),
+        },
+        importance: match args.importance {
+            ImportanceName::Tis => Importance::Truncated { low, high },
+            ImportanceName::Icepop => Importance::IcePop { low, high },
+            ImportanceName::Off => Importance::Off,
+        },
+        kl: match args.kl {
+            KlName::K1 => KlKind::K1,
+            KlName::K2 => KlKind::K2,
+            KlName::K3 => KlKind::K3,
+            KlName::LowVarKl => KlKind::LowVar,
+        },
+        kl_coefficient: args.kl_coef,
+        entropy_coefficient: args.entropy_coef,
+        reduction: match args.reduction {
+            ReductionName::Sample => Reduction::Sample,
+            ReductionName::Token => Reduction::Token,
+        },
+    }
+}
+
+fn rates(args: &OptimizerArgs) -> Rates {
+    Rates {
+        learning_rate: args.lr,
+        weight_decay: args.weight_decay,
+        decay_all: args.decay_all,
+        clip_norm: args.clip_norm,
+        ..Rates::default()
+    }
+}
+
+/// What the record in a policy's folder says about the run.
+fn settings(args: &Args, method: &Method) -> serde_json::Value {
+    let (loss, optimizer) = (&args.loss, &args.optimizer);
+    serde_json::json!({
+        "estimator": method.estimator.as_str(),
+        "w_rl": method.reward_weight,
+        "w_opd": method.distill_weight,
+        "distill_clip": method.distill_clip,
+        "epochs": args.epochs,
+        "batch_turns": args.batch_turns,
+        "clip_low": loss.clip_low,
+        "clip_high": loss.clip_high,
+        "dual_clip": loss.dual_clip,
+        "kl": format!("{:?}", loss.kl).to_lowercase(),
+        "kl_coef": loss.kl_coef,
+        "entropy_coef": loss.entropy_coef,
+        "importance": format!("{:?}", loss.importance).to_lowercase(),
+        "importance_low": loss.importance_low,
+        "importance_high": loss.importance_high,
+        "reduction": format!("{:?}", loss.reduction).to_lowercase(),
+        "lr": optimizer.lr,
+        "weight_decay": optimizer.weight_decay,
+        "decay_all": optimizer.decay_all,
+        "clip_norm": optimizer.clip_norm,
+        "old_log_probs": format!("{:?}", args.old_log_probs).to_lowercase(),
+        "max_staleness": args.max_staleness,
+        "tokens_per_pass": args.tokens_per_pass,
+        "device": args.device,
+    })
+}
+
+/// The stages that the estimator stands on must have run.
+fn check_columns(source: &Source, method: &Method) -> Result<(), stage::Error> {
+    let schema = source.schema();
+    let mut needs = vec![("sample_kind", "advantage"), ("loss_mask", "advantage")];
+    if method.estimator.reads_teacher() {
+        needs.push(("teacher_log_probs", "teacher-lp"));
+    }
+    match needs.into_iter().find(|(column, _)| schema.index_of(column).is_err()) {
+        Some((column, stage)) => Err(stage::Error::ColumnMissing { column, stage }),
+        None => Ok(()),
+    }
+}
+
+/// Ids mean nothing under another vocabulary.
+fn check_tokenizer(source: &Source, args: &Args) -> anyhow::Result<()> {
+    let (Some(recorded), Some(folder)) = (&source.provenance().tokenizer_hash, &args.model) else {
+        return Ok(());
+    };
+    match Tokenizer::load(folder) {
+        Ok(tokenizer) if tokenizer.hash() != *recorded => Err(Failure::failed(format!(
+            "the tokenizer of `{}` is not the one that made the ids",
+            folder.display()
+        ))
+        .hint("train the model that gave the answers")
+        .into()),
+        // A folder without a tokenizer can be trained; ids are checked row by row.
+        _ => Ok(()),
+    }
+}
+
+fn metrics_file(args: &Args) -> anyhow::Result<Option<File>> {
+    let Some(path) = &args.metrics else { return Ok(None) };
+    let opening = || format!("cannot write `{}`", path.display());
+    let file = File::options().create(true).append(true).open(path).with_context(opening)?;
+    Ok(Some(file))
+}
+
+fn write_metrics(file: Option<&mut File>, metrics: &Metrics) -> anyhow::Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let mut line = serde_json::to_vec(metrics)?;
+    line.push(b'\n');
+    file.write_all(&line).context("cannot write the metrics")
+}
+
+fn announce(trainer: &Trainer, args: &Args, context: &Context) {
+    let step = trainer.step();
+    let served = trainer.dtype();
+    context.say(match step {
+        0 => format!("starting from the model as step 0; policies are written in {served}"),
+        _ => format!("resuming at step {step}; policies are written in {served}"),
+    });
+    if args.old_log_probs == OldName::Rollout {
+        context.say("old log-probs are the server's: importance weights are all 1");
+    }
+    for note in trainer.notes() {
+        context.say(format!("warning: {note}"));
+    }
+}
+
+/// Says what the run came to.
+fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Exit> {
+    let faults = trainer.faults();
+    let policies = done.trained.iter().filter(|trained| trained.policy.is_some()).count();
+    for trained in &done.trained {
+        context.say(table(trained));
+        warn(&trained.metrics, context);
+    }
+    if let Some((have, need)) = done.left {
+        context.say(format!("{have}/{need} turns wait for a full batch: train them with more"));
+    }
+    for (reason, count) in trainer.refused() {
+        context.say(format!("not trained: {count} turns: {reason}"));
+    }
+    for fault in faults.iter().take(NAMED) {
+        context.say(format!("turn {}: {}", fault.turn_id, fault.problem));
+    }
+    if faults.len() > NAMED {
+        context.say(format!("and {} more broken rows", faults.len() - NAMED));
+    }
+    if policies == 0 {
+        context.say("no step was made: nothing carries a signal for this estimator");
+        let sound = trainer.refused().values().sum::<u64>() > faults.len() as u64;
+        if let (Some(fault), false, None) = (faults.first(), sound, done.left) {
+            let problem = format!("every row is broken: turn {}: {}", fault.turn_id, fault.problem);
+            return Err(Failure::failed(problem).into());
+        }
+    }
+    Ok(if faults.is_empty() { Exit::Done } else { Exit::Partial })
+}
+
+fn warn(metrics: &Metrics, context: &Context) {
+    let warn = |text: String| context.say(format!("warning: step {}: {text}", metrics.step));
+    if metrics.skipped_updates > 0 {
+        warn(format!("{} updates were not finite and were skipped", metrics.skipped_updates));
+    }
+    if let Some(changed) = metrics.weights_changed
+        && changed < TINY_CHANGE
+    {
+        warn(format!(
+            "only {:.2} % of the weights changed in the type they are served in",
+            changed * 100.0
+        ));
+    }
+    if let Some(std) = metrics.advantage_std
+        && std < 0.1
+    {
+        warn(format!("advantages hardly differ (std {std:.4})"));
+    }
+    if metrics.advantage_min.is_some_and(|least| least > 0.0) {
+        warn("all advantages are positive: nothing is discouraged".to_owned());
+    }
+}
+
+fn table(trained: &Trained) -> Table {
+    let metrics = &trained.metrics;
+    let mut table = asking::closing_table();
+    let mut row = |name: &str, value: String| {
+        table.add_row([name.to_owned(), value]);
+    };
+    let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
+    row("step", metrics.step.to_string());
+    row("  turns", metrics.turns.to_string());
+    row("  tokens trained", metrics.tokens.to_string());
+    row("  loss", number(metrics.loss));
+    row("  entropy", number(metrics.entropy));
+    row("  reward", number(metrics.reward));
+    row("  advantage mean", number(metrics.advantage_mean));
+    row("  advantage std", number(metrics.advantage_std));
+    row("  clip fraction", number(metrics.clip_fraction));
+    row("  approximate KL", number(metrics.approximate_kl));
+    row("  |trainer - server|", number(metrics.log_prob_gap));
+    row("  staleness", number(metrics.staleness));
+    row("  gradient norm", number(metrics.gradient_norm));
+    row("  weights changed", number(metrics.weights_changed));
+    row("  seconds", format!("{:.1}", metrics.seconds));
+    row("  policy", match &trained.policy {
+        Some(policy) => policy.display().to_string(),
+        None => "skipped".to_owned(),
+    });
+    table
+}
