@@ -2,6 +2,7 @@
 //! fixtures, the golden folders.
 
 pub(crate) mod gguf;
+pub(crate) mod fake_engine;
 
 use std::path::{Path, PathBuf};
 

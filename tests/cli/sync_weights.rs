@@ -1,1 +1,93 @@
+//! `oclaw sync-weights`: its words and exit codes.
 
+use std::path::Path;
+
+use assert_cmd::assert::Assert;
+use serde_json::json;
+
+use crate::harness::fake_engine::{FakeEngine, Reply};
+use crate::harness::oclaw;
+
+fn policy_in(folder: &Path) {
+    let policy = folder.join("step-000007");
+    std::fs::create_dir(&policy).unwrap();
+    std::fs::write(policy.join("config.json"), "{}").unwrap();
+    std::fs::write(policy.join("model.safetensors"), "").unwrap();
+    std::os::unix::fs::symlink("step-000007", folder.join("latest")).unwrap();
+}
+
+fn sync(folder: &Path, further: &[&str]) -> Assert {
+    let mut command = oclaw();
+    command.current_dir(folder).args(["sync-weights", "latest", "--tries", "1"]).args(further);
+    command.assert()
+}
+
+fn stderr(assert: &Assert) -> String {
+    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+}
+
+#[test]
+fn a_policy_is_pushed_once() {
+    let folder = tempfile::tempdir().unwrap();
+    policy_in(folder.path());
+    let fake = FakeEngine::sglang();
+    let pushed = sync(folder.path(), &["--engine", &fake.url()]).success().stdout("");
+    let text = stderr(&pushed);
+    for words in [
+        "pause",
+        "loaded version `7`",
+        "carries `7`",
+        "emptied",
+        "goes on",
+        "version 7 pushed to 1 of 1",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let again = sync(folder.path(), &["--engine", &fake.url()]).success();
+    assert!(stderr(&again).contains("nothing to push: version 7 is served already"));
+}
+
+#[test]
+fn failures_have_their_exit_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    policy_in(folder.path());
+    let fake = FakeEngine::sglang();
+    fake.on(
+        "/update_weights_from_disk",
+        [Reply::json(200, json!({"success": false, "message": "no room"}))],
+    );
+    let url = fake.url();
+    let refused = sync(folder.path(), &["--engine", &url]).code(4);
+    assert!(stderr(&refused).contains("update failed: `"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("refused: no room"));
+    assert!(fake.paths().contains(&"/continue_generation".to_owned()));
+
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let away = sync(folder.path(), &["--engine", &format!("http://{free}")]).code(4);
+    assert!(stderr(&away).contains(&format!("cannot reach `http://{free}/model_info`")));
+    sync(folder.path(), &["--engine", "localhost:1"]).code(2);
+    sync(folder.path(), &[]).code(2);
+    sync(folder.path(), &["--engine", &url, "--version", " "]).code(2);
+    std::fs::remove_file(folder.path().join("step-000007/config.json")).unwrap();
+    let broken = sync(folder.path(), &["--engine", &url]).code(1);
+    assert!(stderr(&broken).contains("it has no `config.json`"), "{}", stderr(&broken));
+}
+
+#[test]
+fn the_key_comes_from_a_file_or_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    policy_in(folder.path());
+    let fake = FakeEngine::sglang();
+    let key = folder.path().join("key");
+    std::fs::write(&key, "from-file\n").unwrap();
+    sync(folder.path(), &["--engine", &fake.url(), "--engine-key-file", "key"]).success();
+    assert_eq!(fake.seen()[0].authorization.as_deref(), Some("Bearer from-file"));
+    fake.forget();
+    let mut command = oclaw();
+    command.current_dir(folder.path()).env("OCLAW_SYNC_WEIGHTS_KEY", "from-environment");
+    command.args(["sync-weights", "latest", "--engine", &fake.url()]).assert().success();
+    assert_eq!(fake.seen()[0].authorization.as_deref(), Some("Bearer from-environment"));
+    std::fs::write(&key, " \n").unwrap();
+    let empty = sync(folder.path(), &["--engine", &fake.url(), "--engine-key-file", "key"]).code(2);
+    assert!(stderr(&empty).contains("the key in `key` is empty"), "{}", stderr(&empty));
+}
