@@ -31,7 +31,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("model", &["tensors"]),
     ("train", &["tensors", "trajectory", "table", "advantage", "loss", "model"]),
     ("serving", &["wire", "template", "model"]),
-    ("sync", &["engine"]),
+    ("sync", &["wire", "engine"]),
 ];
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use crate::model::sampler::top_log_probs;
-use crate::model::{Cache, Error, Model, Sampler};
+use crate::model::{Cache, Config, Error, Model, Sampler};
 use crate::wire::sglang::PauseMode;
 
 use super::compute::{Board, Command, End, Event, Job, Limits, ScoreJob, Scores, Token, Update};
@@ -205,15 +205,7 @@ impl Scheduler {
         let loaded =
             catch_unwind(AssertUnwindSafe(load)).map_err(|_| "loading failed".to_owned())?;
         let model = loaded.map_err(|error| error.to_string())?;
-        let (old, new) = (&self.model.config, &model.config);
-        if old.vocab_size != new.vocab_size {
-            return Err(format!(
-                "`{}` has a vocabulary of {}, the served model one of {}",
-                folder.display(),
-                new.vocab_size,
-                old.vocab_size
-            ));
-        }
+        same_shape(folder, &self.model.config, &model.config)?;
         Ok(model)
     }
 
@@ -284,6 +276,29 @@ impl Scheduler {
             None => false,
         });
     }
+}
+
+/// Refuses weights of another model: what waits was checked against this one.
+fn same_shape(folder: &Path, served: &Config, found: &Config) -> Result<(), String> {
+    let shape = |config: &Config| {
+        [
+            ("vocab_size", config.vocab_size),
+            ("hidden_size", config.hidden_size),
+            ("num_hidden_layers", config.num_hidden_layers),
+            ("max_position_embeddings", config.max_position_embeddings),
+        ]
+    };
+    let folder = folder.display();
+    if served.family != found.family {
+        let (found, served) = (found.family, served.family);
+        return Err(format!("`{folder}` is a {found:?} model, the served one is {served:?}"));
+    }
+    for ((name, served), (_, found)) in shape(served).into_iter().zip(shape(found)) {
+        if served != found {
+            return Err(format!("`{folder}` has `{name}` {found}, the served model {served}"));
+        }
+    }
+    Ok(())
 }
 
 /// Samples a sequence's next token from its logits; false ends the sequence.

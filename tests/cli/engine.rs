@@ -1,1 +1,106 @@
+//! `oclaw engine`: starting, refusing to start, ending.
 
+#[cfg(not(feature = "torch"))]
+#[test]
+fn a_build_without_torch_says_so() {
+    let assert = crate::harness::oclaw().args(["engine", "--model", "m"]).assert().code(2);
+    let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(stderr.contains("`oclaw engine` needs the `torch` feature"), "{stderr}");
+}
+
+#[cfg(feature = "torch")]
+mod with_torch {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::process::{Child, ChildStderr, Command, Stdio};
+
+    use crate::harness::{models, oclaw};
+
+    fn refused(args: &[&str], code: i32) -> String {
+        let model = models().join("tiny-qwen3");
+        let mut command = oclaw();
+        command.args(["engine", "--model", model.to_str().unwrap()]).args(args);
+        let assert = command.assert().code(code);
+        String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_said_in_a_line() {
+        let busy = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = busy.local_addr().unwrap().to_string();
+        let stderr = refused(&["--listen", &address], 1);
+        assert!(
+            stderr.starts_with(&format!("oclaw engine: cannot listen on `{address}`")),
+            "{stderr}"
+        );
+        let stderr = refused(&["--listen", "0.0.0.0:0"], 2);
+        assert!(stderr.starts_with("oclaw engine: no key protects `0.0.0.0:0`"), "{stderr}");
+        assert!(stderr.contains("hint: give a key by `--key-file`"), "{stderr}");
+        assert!(refused(&["--dtype", "int4"], 2).contains("int4"));
+        let gone = oclaw().args(["engine", "--model", "gone"]).assert().code(1);
+        let stderr = String::from_utf8(gone.get_output().stderr.clone()).unwrap();
+        assert_eq!(stderr, "oclaw engine: no model folder `gone`\n");
+    }
+
+    /// A running engine; killed if the test fails.
+    struct Engine {
+        child: Child,
+        stderr: BufReader<ChildStderr>,
+        address: String,
+    }
+
+    impl Engine {
+        fn start() -> Self {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_oclaw"));
+            command.args(["engine", "--listen", "127.0.0.1:0", "--model"]);
+            command.arg(models().join("tiny-qwen3")).stderr(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let mut stderr = BufReader::new(child.stderr.take().unwrap());
+            let mut line = String::new();
+            stderr.read_line(&mut line).unwrap();
+            let address = line.trim().rsplit_once("http://").unwrap().1.to_owned();
+            Self { child, stderr, address }
+        }
+
+        fn post(&self, path: &str, body: &str) -> TcpStream {
+            let mut stream = TcpStream::connect(&self.address).unwrap();
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            stream.write_all((head + body).as_bytes()).unwrap();
+            stream
+        }
+    }
+
+    impl Drop for Engine {
+        fn drop(&mut self) {
+            let _ = self.child.kill();
+        }
+    }
+
+    #[test]
+    fn sigterm_lets_a_running_stream_end() {
+        let mut engine = Engine::start();
+        let body = r#"{"input_ids":[5,6],"stream":true,"sampling_params":{"max_new_tokens":100,"ignore_eos":true}}"#;
+        let mut stream = BufReader::new(engine.post("/generate", body));
+        let mut line = String::new();
+        while !line.contains("data: ") {
+            line.clear();
+            assert!(stream.read_line(&mut line).unwrap() > 0, "the stream ended early");
+        }
+        let id = engine.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+        assert!(rest.contains(r#""finish_reason":{"type":"length","length":100}"#), "{rest}");
+        assert!(rest.contains("data: [DONE]"), "{rest}");
+        assert_eq!(engine.child.wait().unwrap().code(), Some(0));
+        let mut said = String::new();
+        engine.stderr.read_to_string(&mut said).unwrap();
+        assert!(said.starts_with("ending: "), "{said}");
+        let mut stdout = String::new();
+        engine.child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+        assert_eq!(stdout, "");
+    }
+}

@@ -1,1 +1,506 @@
+//! The embedded engine through real sockets, on the tiny models.
 
+use std::path::{Path, PathBuf};
+
+use oclaw::engine::{Engine, EngineOptions, Pushed, ScoreRequest};
+use oclaw::serving::{Error, Options, Running, start};
+use oclaw::wire::sglang::PauseMode;
+use secrecy::SecretString;
+use serde_json::{Value, json};
+
+use crate::harness::{golden, models};
+
+async fn tiny() -> Running {
+    start(Options::new(models().join("tiny-qwen3"))).await.unwrap()
+}
+
+async fn post(running: &Running, path: &str, body: Value) -> (u16, Value) {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let request = client.post(format!("{}{path}", running.url())).json(&body);
+    let response = request.send().await.unwrap();
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap();
+    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+}
+
+async fn good(running: &Running, path: &str, body: Value) -> Value {
+    let (status, value) = post(running, path, body).await;
+    assert_eq!(status, 200, "{value}");
+    value
+}
+
+fn install_tls() {
+    // reqwest wants a provider even for plain HTTP; a second one is no harm.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// A stream that is being read.
+struct Events {
+    response: reqwest::Response,
+    text: String,
+}
+
+impl Events {
+    async fn open(running: &Running, path: &str, body: Value) -> Self {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let request = client.post(format!("{}{path}", running.url())).json(&body);
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status().as_u16(), 200);
+        Self { response, text: String::new() }
+    }
+
+    /// Returns the next event; nothing at the end.
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some((event, rest)) = self.text.split_once("\n\n") {
+                let data = event.strip_prefix("data: ").unwrap().to_owned();
+                self.text = rest.to_owned();
+                return (data != "[DONE]").then(|| serde_json::from_str(&data).unwrap());
+            }
+            let piece = self.response.chunk().await.unwrap().expect("the stream has no [DONE]");
+            self.text.push_str(std::str::from_utf8(&piece).unwrap());
+        }
+    }
+
+    async fn rest(mut self) -> Vec<Value> {
+        let mut events = Vec::new();
+        while let Some(event) = self.next().await {
+            events.push(event);
+        }
+        events
+    }
+}
+
+fn greedy_cases(name: &str) -> Vec<Value> {
+    let path = golden().join("model").join(format!("{name}.json"));
+    let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    golden["greedy"].as_array().unwrap().clone()
+}
+
+fn ids(value: &Value) -> Vec<i64> {
+    value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn greedy_ids_and_log_probs_are_the_golden_ones() {
+    install_tls();
+    for name in ["tiny-qwen3", "tiny-llama", "tiny-qwen2"] {
+        let folder = models().join(name);
+        if !folder.join("model.safetensors").is_file() {
+            println!("skipped: no weights of {name}");
+            continue;
+        }
+        let running = start(Options::new(folder)).await.unwrap();
+        for case in greedy_cases(name) {
+            let expected = ids(&case["output_ids"]);
+            let body = json!({
+                "input_ids": case["prompt_ids"], "return_logprob": true,
+                "sampling_params": {"temperature": 0, "max_new_tokens": expected.len(), "ignore_eos": true},
+            });
+            let answer = good(&running, "/generate", body).await;
+            assert_eq!(ids(&answer["output_ids"]), expected, "{name}");
+            let entries = answer["meta_info"]["output_token_logprobs"].as_array().unwrap();
+            for (entry, log_prob) in entries.iter().zip(case["log_probs"].as_array().unwrap()) {
+                let apart = (entry[0].as_f64().unwrap() - log_prob.as_f64().unwrap()).abs();
+                assert!(apart < 1e-4, "{name}: {entry} {log_prob}");
+            }
+        }
+        running.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_says_what_the_whole_answer_says() {
+    install_tls();
+    let running = tiny().await;
+    let body = |stream: bool| {
+        json!({
+            "messages": [{"role": "user", "content": "Write a line."}], "max_tokens": 40, "seed": 11,
+            "temperature": 0.8, "n": 2, "logprobs": true, "top_logprobs": 2, "stream": stream,
+            "return_input_ids_in_sglext": true, "return_output_ids_in_sglext": true,
+            "stream_options": {"include_usage": true},
+        })
+    };
+    let whole = good(&running, "/v1/chat/completions", body(false)).await;
+    let events = Events::open(&running, "/v1/chat/completions", body(true)).await.rest().await;
+    for index in 0..2 {
+        let mut text = String::new();
+        let mut entries = Vec::new();
+        let mut finish = Value::Null;
+        let choices = events.iter().flat_map(|event| event["choices"].as_array().unwrap());
+        for choice in choices.filter(|choice| choice["index"] == index) {
+            assert!(choice["delta"].get("reasoning_content").is_some(), "{choice}");
+            text += choice["delta"]["content"].as_str().unwrap_or_default();
+            entries.extend(choice["logprobs"]["content"].as_array().cloned().unwrap_or_default());
+            assert_eq!(finish, Value::Null, "nothing comes after the end");
+            finish = choice["finish_reason"].clone();
+        }
+        let expected = &whole["choices"][index];
+        assert_eq!(text, expected["message"]["content"].as_str().unwrap());
+        assert_eq!(Value::Array(entries), expected["logprobs"]["content"]);
+        assert_eq!(finish, expected["finish_reason"]);
+        let count = whole["sglext"]["output_ids"][index].as_array().unwrap().len();
+        assert_eq!(expected["logprobs"]["content"].as_array().unwrap().len(), count);
+    }
+    let late: Vec<_> = events.iter().filter(|event| event.get("sglext").is_some()).collect();
+    assert_eq!(late.len(), 1);
+    assert_eq!((&late[0]["choices"], &late[0]["sglext"]), (&json!([]), &whole["sglext"]));
+    assert_eq!(events.last().unwrap()["usage"], whole["usage"]);
+    assert_eq!(whole["metadata"], json!({"weight_version": "0"}));
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn log_probs_of_an_answer_are_those_of_score_mode() {
+    install_tls();
+    let running = tiny().await;
+    let engine = Engine::connect(EngineOptions::new(running.url())).await.unwrap();
+    assert_eq!(engine.model(), Some("tiny-qwen3"));
+    let body = json!({
+        "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 60, "seed": 5,
+        "temperature": 1.0, "logprobs": true, "return_token_ids": true, "return_meta_info": true,
+    });
+    let answer = good(&running, "/v1/chat/completions", body).await;
+    let choice = &answer["choices"][0];
+    let (prompt, response) = (ids(&choice["prompt_token_ids"]), ids(&choice["response_token_ids"]));
+    let all = prompt.iter().chain(&response).map(|id| *id as i32).collect();
+    let scores = engine.score(&ScoreRequest { ids: all, start: prompt.len() }).await.unwrap();
+    let entries = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!((entries.len(), scores.len()), (response.len(), response.len()));
+    assert_eq!(answer["usage"]["completion_tokens"], response.len());
+    for (place, (entry, score)) in entries.iter().zip(scores).enumerate() {
+        let sampled = entry["logprob"].as_f64().unwrap();
+        assert!((sampled - f64::from(score)).abs() < 1e-4, "{place}: {sampled} {score}");
+        let triple = &choice["meta_info"]["output_token_logprobs"][place];
+        assert_eq!(
+            (triple[0].as_f64(), triple[1].as_i64()),
+            (Some(sampled), Some(response[place]))
+        );
+    }
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn score_mode_has_sglangs_shape() {
+    install_tls();
+    let running = tiny().await;
+    let body = json!({
+        "input_ids": [5, 6, 7, 8], "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        "return_logprob": true, "logprob_start_len": 1, "top_logprobs_num": 2, "token_ids_logprob": [7, 3],
+    });
+    let answer = good(&running, "/generate", body).await;
+    let meta = &answer["meta_info"];
+    let own = meta["input_token_logprobs"].as_array().unwrap();
+    assert_eq!(own[0], json!([null, 6, null]));
+    let told: Vec<_> = own.iter().map(|entry| entry[1].as_i64().unwrap()).collect();
+    assert_eq!(told, [6, 7, 8]);
+    let (top, chosen) = (&meta["input_top_logprobs"], &meta["input_token_ids_logprobs"]);
+    assert_eq!((&top[0], &chosen[0]), (&Value::Null, &Value::Null));
+    assert_eq!(chosen[1][0], own[1], "id 7 stands at place 1");
+    assert!(top[2][0][0].as_f64() >= top[2][1][0].as_f64());
+    assert_eq!(meta["finish_reason"], json!({"type": "length", "length": 0}));
+    assert_eq!((&answer["output_ids"], &answer["text"]), (&json!([]), &json!("")));
+    running.shutdown().await;
+}
+
+/// Copies a model folder and turns every weight's sign bit in one tensor file,
+/// so that the copy is another policy with the same shape.
+fn another_policy(folder: &Path) -> PathBuf {
+    let policy = folder.join("step-000001");
+    std::fs::create_dir(&policy).unwrap();
+    for entry in std::fs::read_dir(models().join("tiny-qwen3")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), policy.join(entry.file_name())).unwrap();
+    }
+    let file = policy.join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    for weight in bytes[8 + header..].chunks_exact_mut(4) {
+        let value = f32::from_le_bytes((*weight).try_into().unwrap());
+        weight.copy_from_slice(&(value * 1.03).to_le_bytes());
+    }
+    std::fs::write(&file, bytes).unwrap();
+    policy
+}
+
+#[tokio::test]
+async fn new_weights_come_between_two_tokens_of_a_stream() {
+    install_tls();
+    let folder = tempfile::tempdir().unwrap();
+    let policy = another_policy(folder.path());
+    let running = tiny().await;
+    let engine = Engine::attach(EngineOptions::new(running.url())).await.unwrap();
+    let prompt = json!([5, 6, 7, 8]);
+    let sampling = json!({"temperature": 0, "max_new_tokens": 300, "ignore_eos": true});
+    let body = json!({
+        "input_ids": prompt, "sampling_params": sampling, "return_logprob": true, "stream": true,
+    });
+    let mut stream = Events::open(&running, "/generate", body).await;
+    let first = stream.next().await.unwrap();
+    assert_eq!(first["meta_info"]["weight_version"], "0");
+    engine.pause(PauseMode::Retract).await.unwrap();
+    let pushed = Pushed { folder: &policy, version: "1" };
+    engine.update_weights_from_disk(pushed).await.unwrap();
+    assert_eq!(engine.weight_version().await.unwrap().as_deref(), Some("1"));
+    engine.flush().await.unwrap();
+    engine.resume().await.unwrap();
+    let last = stream.rest().await.pop().unwrap();
+    let meta = &last["meta_info"];
+    assert_eq!(meta["finish_reason"], json!({"type": "length", "length": 300}));
+    assert_eq!(meta["weight_version"], "1");
+    let spans = meta["weight_versions"].as_array().unwrap();
+    let turn = spans[0]["end"].as_u64().unwrap() as usize;
+    let whole = json!([
+        {"version": "0", "start": 0, "end": turn}, {"version": "1", "start": turn, "end": 300},
+    ]);
+    assert_eq!(&meta["weight_versions"], &whole);
+    assert!((1..300).contains(&turn), "{turn}");
+    // What came after was computed by the new weights alone: a fresh run over the
+    // same beginning goes on in the same way.
+    let output = ids(&last["output_ids"]);
+    let mut beginning = ids(&prompt);
+    beginning.extend(&output[..turn]);
+    let rest = output.len() - turn;
+    let sampling = json!({"temperature": 0, "max_new_tokens": rest, "ignore_eos": true});
+    let body = json!({"input_ids": beginning, "sampling_params": sampling, "return_logprob": true});
+    let fresh = good(&running, "/generate", body).await;
+    let log_probs = |value: &Value, place: usize| {
+        value["meta_info"]["output_token_logprobs"][place][0].as_f64().unwrap()
+    };
+    for place in 0..rest {
+        let apart = log_probs(&fresh, place) - log_probs(&last, turn + place);
+        assert!(apart.abs() < 1e-3, "token {place} after the update: {apart}");
+    }
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_loaded_changes_nothing() {
+    install_tls();
+    let folder = tempfile::tempdir().unwrap();
+    let policy = another_policy(folder.path());
+    let whole = std::fs::read(policy.join("model.safetensors")).unwrap();
+    std::fs::write(policy.join("model.safetensors"), &whole[..whole.len() / 2]).unwrap();
+    let running = tiny().await;
+    let body =
+        json!({"input_ids": [5, 6], "sampling_params": {"temperature": 0, "max_new_tokens": 5}});
+    let before = good(&running, "/generate", body.clone()).await;
+    let other = models().join("tiny-llama");
+    for path in [policy, folder.path().join("gone"), other] {
+        let update = json!({"model_path": path, "weight_version": "9"});
+        let (status, answer) = post(&running, "/update_weights_from_disk", update).await;
+        assert_eq!((status, &answer["success"]), (400, &json!(false)), "{answer}");
+        assert!(answer["message"].as_str().unwrap().len() > 10, "{answer}");
+    }
+    let after = good(&running, "/generate", body).await;
+    assert_eq!(after["output_ids"], before["output_ids"]);
+    assert_eq!(after["meta_info"]["weight_version"], "0");
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn requests_end_when_told_to_or_when_nobody_listens() {
+    install_tls();
+    let running = tiny().await;
+    let endless = |rid: &str| {
+        json!({
+            "input_ids": [5, 6], "stream": true, "rid": rid,
+            "sampling_params": {"max_new_tokens": 2000, "ignore_eos": true},
+        })
+    };
+    let mut told = Events::open(&running, "/generate", endless("a")).await;
+    told.next().await.unwrap();
+    let gone = Events::open(&running, "/generate", endless("b")).await;
+    drop(gone);
+    let (status, _) = post(&running, "/abort_request", json!({"rid": "a"})).await;
+    assert_eq!(status, 200);
+    let last = told.rest().await.pop().unwrap();
+    assert_eq!(last["meta_info"]["finish_reason"]["type"], "abort");
+    assert!(last["output_ids"].as_array().unwrap().len() < 2000);
+    // A pause with mode `abort` ends what runs; what comes then waits.
+    let mut third = Events::open(&running, "/generate", endless("c")).await;
+    third.next().await.unwrap();
+    post(&running, "/pause_generation", json!({})).await;
+    let last = third.rest().await.pop().unwrap();
+    assert_eq!(last["meta_info"]["finish_reason"]["type"], "abort");
+    let short = json!({"input_ids": [5], "sampling_params": {"max_new_tokens": 1}});
+    let (waited, ()) = tokio::join!(post(&running, "/generate", short), async {
+        let ready = reqwest::get(format!("{}/ready", running.url())).await.unwrap();
+        assert_eq!(ready.status().as_u16(), 503);
+        post(&running, "/continue_generation", json!({})).await;
+    });
+    assert_eq!(waited.0, 200);
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn stops_end_an_answer_and_stay_out_of_its_text() {
+    install_tls();
+    let running = tiny().await;
+    let ask = |further: Value| {
+        let mut sampling = json!({"temperature": 0, "max_new_tokens": 30, "ignore_eos": true});
+        sampling.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        json!({"input_ids": [5, 6, 7, 8], "sampling_params": sampling, "return_logprob": true})
+    };
+    let plain = good(&running, "/generate", ask(json!({}))).await;
+    let text = plain["text"].as_str().unwrap().to_owned();
+    let third = plain["output_ids"][2].clone();
+    let by_id = good(&running, "/generate", ask(json!({"stop_token_ids": [third]}))).await;
+    let place = ids(&plain["output_ids"]).iter().position(|id| json!(id) == third).unwrap();
+    assert_eq!(by_id["output_ids"].as_array().unwrap().len(), place + 1);
+    assert_eq!(by_id["meta_info"]["finish_reason"], json!({"type": "stop", "matched": third}));
+    assert_eq!(by_id["meta_info"]["output_token_logprobs_length"], place + 1);
+    assert!(text.starts_with(by_id["text"].as_str().unwrap()));
+    let stop: String = text.chars().skip(6).take(3).collect();
+    let by_text = good(&running, "/generate", ask(json!({"stop": stop}))).await;
+    assert_eq!(by_text["text"].as_str().unwrap(), text.split_once(&stop).unwrap().0);
+    assert_eq!(by_text["meta_info"]["finish_reason"], json!({"type": "stop", "matched": stop}));
+    let kept =
+        good(&running, "/generate", ask(json!({"stop": [stop], "no_stop_trim": true}))).await;
+    assert!(kept["text"].as_str().unwrap().ends_with(&stop));
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_runs_beside_a_request_does_not_change_it() {
+    install_tls();
+    let running = tiny().await;
+    let ask = |seed: u64| {
+        let sampling = json!({"temperature": 0.7, "max_new_tokens": 50, "sampling_seed": seed, "ignore_eos": true});
+        json!({"input_ids": [9, 10, 11], "sampling_params": sampling, "return_logprob": true})
+    };
+    let alone = good(&running, "/generate", ask(1)).await;
+    let many =
+        futures_util::future::join_all((1..=9).map(|seed| good(&running, "/generate", ask(seed))))
+            .await;
+    assert_eq!(many[0]["output_ids"], alone["output_ids"]);
+    let log_probs = |value: &Value| -> Vec<f64> {
+        let entries = value["meta_info"]["output_token_logprobs"].as_array().unwrap();
+        entries.iter().map(|entry| entry[0].as_f64().unwrap()).collect()
+    };
+    for (one, other) in log_probs(&alone).iter().zip(log_probs(&many[0])) {
+        assert!((one - other).abs() < 1e-5, "{one} {other}");
+    }
+    assert_ne!(many[0]["output_ids"], many[1]["output_ids"]);
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn bad_requests_are_told_what_is_wrong() {
+    install_tls();
+    let running = tiny().await;
+    let hello = json!([{"role": "user", "content": "hi"}]);
+    let chat = "/v1/chat/completions";
+    let table = [
+        (chat, json!({}), "missing field `messages`"),
+        (chat, json!({"messages": []}), "`messages` is empty"),
+        (chat, json!({"messages": [1]}), "message 0 is no JSON object"),
+        (chat, json!({"messages": hello, "temperature": -1}), "`temperature` is -1"),
+        (chat, json!({"messages": hello, "top_p": 0}), "`top_p` is 0"),
+        (chat, json!({"messages": hello, "top_k": 0}), "`top_k` is 0"),
+        (chat, json!({"messages": hello, "n": 0}), "`n` is 0"),
+        (chat, json!({"messages": hello, "stop": 3}), "`stop` is neither"),
+        (
+            chat,
+            json!({"messages": hello, "stream": true, "return_token_ids": true}),
+            "do not go with `stream`",
+        ),
+        (
+            chat,
+            json!({"messages": hello, "max_tokens": 5000}),
+            "5000 of answer make 5013; the model's context holds 2048",
+        ),
+        (
+            chat,
+            json!({"messages": hello, "input_ids": [2000]}),
+            "id 2000 is outside the vocabulary of 1024",
+        ),
+        ("/generate", json!({}), "exactly one of"),
+        ("/generate", json!({"input_ids": []}), "the input has no tokens"),
+        ("/generate", json!({"input_ids": [-1]}), "id -1 is outside"),
+        ("/generate", json!({"input_ids": vec![1; 2048]}), "the input has 2048 tokens"),
+        (
+            "/generate",
+            json!({"input_ids": [1], "return_logprob": true, "logprob_start_len": 2}),
+            "`logprob_start_len` is 2",
+        ),
+        ("/tokenize", json!({}), "exactly one of"),
+    ];
+    for (path, body, expected) in table {
+        let shown: String = body.to_string().chars().take(80).collect();
+        let (status, answer) = post(&running, path, body).await;
+        assert_eq!(status, 400, "{shown}: {answer}");
+        let message = match path {
+            "/generate" => &answer["error"]["message"],
+            _ => &answer["message"],
+        };
+        assert!(message.as_str().unwrap().contains(expected), "{shown}: {answer}");
+        if path != "/generate" {
+            assert_eq!((&answer["object"], &answer["code"]), (&json!("error"), &json!(400)));
+        }
+    }
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn messages_are_tokenized_as_the_chat_renders_them() {
+    install_tls();
+    let running = tiny().await;
+    let messages = json!([{"role": "user", "content": "hi <|im_end|>"}]);
+    let told = good(&running, "/tokenize", json!({"messages": messages})).await;
+    let body = json!({"messages": messages, "max_tokens": 1, "return_token_ids": true});
+    let chat = good(&running, "/v1/chat/completions", body).await;
+    assert_eq!(told["tokens"], chat["choices"][0]["prompt_token_ids"]);
+    assert_eq!(told["count"], told["tokens"].as_array().unwrap().len());
+    let plain = good(&running, "/tokenize", json!({"prompt": "hello there"})).await;
+    let back = good(&running, "/detokenize", json!({"tokens": plain["tokens"]})).await;
+    assert_eq!(back["text"], "hello there");
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_key_guards_all_but_health() {
+    install_tls();
+    let mut options = Options::new(models().join("tiny-qwen3"));
+    options.key = Some(SecretString::from("right"));
+    let running = start(options).await.unwrap();
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    for (path, open) in
+        [("/health", true), ("/ready", true), ("/model_info", false), ("/v1/models", false)]
+    {
+        for (given, good) in [
+            (None, false),
+            (Some("Bearer right"), true),
+            (Some("Bearer wrong"), false),
+            (Some("Bearer "), false),
+            (Some("right"), false),
+        ] {
+            let mut request = client.get(format!("{}{path}", running.url()));
+            if let Some(given) = given {
+                request = request.header("authorization", given);
+            }
+            let expected = if open || good { 200 } else { 401 };
+            assert_eq!(
+                request.send().await.unwrap().status().as_u16(),
+                expected,
+                "{path} {given:?}"
+            );
+        }
+    }
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_served_is_refused_at_the_start() {
+    let folder = models().join("tiny-qwen3");
+    let mut options = Options::new(&folder);
+    options.listen = "0.0.0.0:0".parse().unwrap();
+    assert!(matches!(start(options).await, Err(Error::OpenToAll { .. })));
+    assert!(matches!(start(Options::new("gone")).await, Err(Error::NoFolder { .. })));
+    let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut options = Options::new(&folder);
+    options.listen = busy.local_addr().unwrap();
+    assert!(matches!(start(options).await, Err(Error::Listen { .. })));
+    let empty = tempfile::tempdir().unwrap();
+    assert!(matches!(start(Options::new(empty.path())).await, Err(Error::Template(_))));
+}
