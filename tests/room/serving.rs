@@ -57,7 +57,7 @@ impl Events {
                 self.text = rest.to_owned();
                 return (data != "[DONE]").then(|| serde_json::from_str(&data).unwrap());
             }
-            let piece = self.response.chunk().await.unwrap().expect("the stream has no [DONE]");
+            let piece = self.response.chunk().await.unwrap().unwrap();
             self.text.push_str(std::str::from_utf8(&piece).unwrap());
         }
     }
