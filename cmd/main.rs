@@ -57,9 +57,9 @@ enum Command {
     TeacherLp(teacher_lp::Args),
     Advantage(advantage::Args),
     Train(train::Args),
+    SyncWeights(sync_weights::Args),
     View(view::Args),
     Lint(lint::Args),
-    SyncWeights(sync_weights::Args),
     Engine(engine::Args),
     Convert(convert::Args),
 }
@@ -73,9 +73,9 @@ impl Command {
             Self::TeacherLp(args) => teacher_lp::run(args, context),
             Self::Advantage(args) => advantage::run(args, context),
             Self::Train(args) => train::run(args, context),
+            Self::SyncWeights(args) => sync_weights::run(args, context),
             Self::View(args) => view::run(args, context),
             Self::Lint(args) => lint::run(args, context),
-            Self::SyncWeights(args) => sync_weights::run(args, context),
             Self::Engine(args) => engine::run(args, context),
             Self::Convert(args) => convert::run(args, context),
         }

@@ -1,1 +1,150 @@
+//! Whole pipes through a shell: formats chosen by where the output goes, cut
+//! streams, readers that leave early.
 
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use oclaw::table::{Format, read_turns};
+use oclaw::trajectory::{Turn, Writer};
+
+use crate::forge::{captured, write};
+
+const SERVE: &[Writer] = &[Writer::Serve];
+
+fn sh(folder: &Path, script: &str) -> Output {
+    let mut command = Command::new("bash");
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("OCLAW_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .current_dir(folder)
+        .env("oclaw", env!("CARGO_BIN_EXE_oclaw"))
+        .stdin(Stdio::null())
+        .args(["-o", "pipefail", "-c", script])
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn turns(count: u32) -> Vec<Turn> {
+    (1..=count).map(|number| captured("a", number)).collect()
+}
+
+fn folder(count: u32) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    write(&folder.path().join("a.parquet"), Format::Parquet, SERVE, &turns(count));
+    write(&folder.path().join("a.arrow"), Format::Ipc, SERVE, &turns(count));
+    folder
+}
+
+fn magic(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap()[..4].to_vec()
+}
+
+#[test]
+fn the_output_decides_the_format() {
+    let folder = folder(3);
+    let at = |name: &str| folder.path().join(name);
+    let script = r#"
+        "$oclaw" judge --rules a.arrow -o path
+        "$oclaw" judge --rules a.arrow > redirected
+        "$oclaw" judge --rules a.parquet | cat > piped
+        "$oclaw" judge --rules a.parquet --format parquet | cat > piped.parquet
+        "$oclaw" judge --rules a.parquet --format ipc -o path.arrow
+    "#;
+    let output = sh(folder.path(), script);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for name in ["path", "redirected", "piped.parquet"] {
+        assert_eq!(magic(&at(name)), b"PAR1", "{name}");
+    }
+    for name in ["piped", "path.arrow"] {
+        assert_eq!(magic(&at(name)), [0xff; 4], "{name}");
+    }
+    let expected = read_turns(&[at("path")]).unwrap();
+    assert_eq!(expected.len(), 3);
+    for name in ["redirected", "piped", "piped.parquet", "path.arrow"] {
+        assert_eq!(read_turns(&[at(name)]).unwrap(), expected, "{name}");
+    }
+}
+
+#[test]
+fn standard_input_may_be_a_file_a_pipe_or_a_name() {
+    let folder = folder(3);
+    let script = r#"
+        for input in a.parquet a.arrow; do
+            "$oclaw" view --json < $input | wc -l
+            cat $input | "$oclaw" view --json | wc -l
+            cat $input | "$oclaw" view --json - $input | wc -l
+            "$oclaw" view --json <(cat $input) | wc -l
+            cat $input | "$oclaw" judge --rules -q | "$oclaw" view --json --columns score,votes | wc -l
+        done
+    "#;
+    let output = sh(folder.path(), script);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let counts: Vec<_> = text(&output.stdout).split_whitespace().map(str::to_owned).collect();
+    assert_eq!(counts, ["3", "3", "6", "3", "3", "3", "3", "6", "3", "3"]);
+}
+
+#[test]
+fn a_reader_may_leave_early() {
+    let folder = folder(5000);
+    for script in [
+        r#""$oclaw" view a.parquet | head -1"#,
+        r#""$oclaw" view --json a.parquet | head -1"#,
+        r#""$oclaw" view --csv a.parquet | head -1"#,
+        r#""$oclaw" judge --rules -q a.parquet | head -c 100 > /dev/null"#,
+    ] {
+        let output = sh(folder.path(), script);
+        assert_eq!(output.status.code(), Some(0), "{script}: {}", text(&output.stderr));
+        assert_eq!(text(&output.stderr), "", "{script}");
+    }
+}
+
+#[test]
+fn a_cut_stream_fails_and_leaves_no_output() {
+    let folder = folder(3);
+    let script = r#"head -c -8 a.arrow | "$oclaw" judge --rules -o out.parquet"#;
+    let output = sh(folder.path(), script);
+    assert_eq!(output.status.code(), Some(1));
+    let expected = "oclaw judge: `standard input` is cut short: the stream has no end mark; its \
+        writer died or was stopped\nhint: the stage that wrote it did not finish: look at its message\n";
+    assert_eq!(text(&output.stderr), expected);
+    let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(names.len(), 2, "only the inputs");
+}
+
+#[test]
+fn a_failed_stage_fails_the_next() {
+    let folder = folder(3);
+    let script = r#""$oclaw" judge --rules none.parquet | "$oclaw" view"#;
+    let output = sh(folder.path(), script);
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("oclaw judge: cannot read `none.parquet`"), "{stderr}");
+    assert!(stderr.contains("oclaw view: `standard input` is empty: zero bytes"), "{stderr}");
+}
+
+#[test]
+fn a_terminal_gets_no_table_and_gives_none() {
+    let folder = folder(1);
+    // `script` runs a command with a terminal as its input and output.
+    let run = |command: &str| {
+        let script = format!(r#"script -qec '{command}' /dev/null < /dev/null"#);
+        let output = sh(folder.path(), &script);
+        (output.status.code(), text(&output.stdout))
+    };
+    let (code, said) = run(r#""$oclaw" judge --rules a.parquet"#);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("oclaw judge: standard output is a terminal"), "{said}");
+    assert!(said.contains("hint: write to a file with `-o FILE`"), "{said}");
+    let (code, said) = run(r#""$oclaw" view"#);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("oclaw view: standard input is a terminal"), "{said}");
+    let (code, said) = run(r#""$oclaw" view a.parquet"#);
+    assert_eq!(code, Some(0), "{said}");
+}
