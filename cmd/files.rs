@@ -108,10 +108,23 @@ pub(crate) fn stage_line(context: &Context, source: &Source) -> anyhow::Result<O
     Ok(Some(StageLine {
         command: context.command.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        argv: std::env::args().skip(1).collect(),
+        argv: std::env::args_os().skip(1).map(|word| told(&word.to_string_lossy())).collect(),
         seed: Some(context.seed),
         inputs,
     }))
+}
+
+/// Returns a word of the command line as a file may carry it: a password in an
+/// address is no part of it.
+fn told(word: &str) -> String {
+    let Some((scheme, rest)) = word.split_once("://") else {
+        return word.to_owned();
+    };
+    let host = rest.find('/').unwrap_or(rest.len());
+    match rest[..host].rfind('@') {
+        Some(at) => format!("{scheme}://…{}", &rest[at..]),
+        None => word.to_owned(),
+    }
 }
 
 /// Returns the SHA-256 of a file's bytes.
@@ -127,4 +140,16 @@ pub(crate) fn hash(path: &Path) -> anyhow::Result<String> {
         }
     }
     Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::told;
+
+    #[test]
+    fn passwords_stay_out_of_files() {
+        assert_eq!(told("http://me:secret@host:1/v1@x"), "http://…@host:1/v1@x");
+        assert_eq!(told("--engine=http://host/a@b"), "--engine=http://host/a@b");
+        assert_eq!(told("a@b"), "a@b");
+    }
 }
