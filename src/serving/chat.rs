@@ -16,7 +16,7 @@ use super::failure::{Failure, parse};
 use super::generation::{Generation, Order};
 use super::request::{Wishes, checked};
 use super::routes::Served;
-use super::text::{Part, tool_names};
+use super::text::{Part, Tools, tool_names};
 
 /// What the answer of a chat carries besides the text.
 #[derive(Debug, Clone)]
@@ -71,12 +71,16 @@ fn wanted(body: &ChatBody, headers: &HeaderMap, served: &Served) -> Wanted {
 }
 
 fn order(body: &ChatBody, served: &Served) -> Result<Order, Failure> {
-    let no_tools = body.tool_choice.as_ref().and_then(Value::as_str) == Some("none");
-    let tools = body.tools.as_deref().filter(|tools| !tools.is_empty() && !no_tools);
-    let ids = match &body.input_ids {
+    let (tools, choice) = tools(body)?;
+    let mut ids = match &body.input_ids {
         Some(ids) => ids.clone(),
         None => render(&body.messages, tools, body.chat_template_kwargs.as_ref(), served)?,
     };
+    if let Some(opening) = choice.opening() {
+        let opening = served.chat.tokenizer.encode(&opening);
+        let opening = opening.map_err(|error| Failure::bad(error.to_string()))?;
+        ids.extend(opening.into_iter().map(i64::from));
+    }
     let config = &served.config;
     let prompt = checked(ids, config)?;
     let wishes = Wishes::of_chat(body);
@@ -88,8 +92,42 @@ fn order(body: &ChatBody, served: &Served) -> Result<Order, Failure> {
         stops: wishes.stops()?,
         keep_stop: body.no_stop_trim == Some(true),
         skip_special: body.skip_special_tokens != Some(false),
-        tools: tools.map(tool_names),
+        tools: choice,
     })
+}
+
+/// Returns the tools to show to the model, and what becomes of calls. A call
+/// that `tool_choice` demands is begun in the prompt: nothing that was not
+/// sampled stands among the answer's ids.
+fn tools(body: &ChatBody) -> Result<(Option<&[Value]>, Tools), Failure> {
+    let tools = body.tools.as_deref().filter(|tools| !tools.is_empty());
+    let names = tools.map(tool_names).unwrap_or_default();
+    let named = |choice: &Value| choice.pointer("/function/name")?.as_str().map(str::to_owned);
+    match (&body.tool_choice, tools) {
+        (None | Some(Value::Null), None) => Ok((None, Tools::None)),
+        (None | Some(Value::Null), Some(_)) => Ok((tools, Tools::Offered(names))),
+        (Some(Value::String(word)), _) => match (word.as_str(), names.as_slice()) {
+            ("none", _) | ("auto", []) => Ok((None, Tools::None)),
+            ("auto", _) => Ok((tools, Tools::Offered(names))),
+            ("required", [name]) => Ok((tools, Tools::Forced(name.clone()))),
+            ("required", []) => {
+                Err(Failure::bad("`tool_choice` is `required`, but there are no tools"))
+            }
+            ("required", _) => Err(Failure::bad(
+                "`tool_choice` `required` is supported with one tool; name the tool to call",
+            )),
+            _ => Err(Failure::bad(format!(
+                "`tool_choice` is `{word}`, wanted `none`, `auto`, `required` or a function"
+            ))),
+        },
+        (Some(choice), _) => match named(choice) {
+            Some(name) if names.contains(&name) => Ok((tools, Tools::Forced(name))),
+            Some(name) => Err(Failure::bad(format!(
+                "`tool_choice` names `{name}`, which is not among the tools"
+            ))),
+            None => Err(Failure::bad("`tool_choice` is neither a word nor a function")),
+        },
+    }
 }
 
 /// Renders messages as the model was trained on them.

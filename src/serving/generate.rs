@@ -19,7 +19,8 @@ use super::failure::{Failure, parse};
 use super::generation::{Generation, Order};
 use super::request::{Wishes, checked};
 use super::routes::Served;
-use super::text::Part;
+
+use super::text::{Part, Tools};
 
 /// One prompt of a request.
 struct Task {
@@ -139,7 +140,7 @@ fn task(
         stops: wishes.stops()?,
         keep_stop: sampling.no_stop_trim == Some(true),
         skip_special: sampling.skip_special_tokens != Some(false),
-        tools: None,
+        tools: Tools::None,
     };
     Ok(Task { order, wants })
 }

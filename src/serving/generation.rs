@@ -11,7 +11,7 @@ use crate::template::Tokenizer;
 use super::answer::Answer;
 use super::compute::{Command, Compute, Event, Job, Plan};
 use super::failure::Failure;
-use super::text::{Part, Stops, TextStream};
+use super::text::{Part, Stops, TextStream, Tools};
 
 /// What is to be generated.
 #[derive(Debug)]
@@ -23,8 +23,7 @@ pub(super) struct Order {
     pub(super) stops: Stops,
     pub(super) keep_stop: bool,
     pub(super) skip_special: bool,
-    /// Names of the tools whose calls are cut out of the text.
-    pub(super) tools: Option<Vec<String>>,
+    pub(super) tools: Tools,
 }
 
 /// Answers under way. Dropping it ends them.

@@ -24,7 +24,7 @@ use super::compute::{Compute, Plan};
 use super::failure::Failure;
 use super::generation::{Generation, Order};
 use super::request::{Defaults, MOST_ANSWERS};
-use super::text::Stops;
+use super::text::{Stops, Tools};
 use super::{chat, control, generate};
 
 /// Largest body that is read.
@@ -152,7 +152,7 @@ async fn health_generate(State(served): Shared) -> StatusCode {
         stops: Stops::default(),
         keep_stop: false,
         skip_special: true,
-        tools: None,
+        tools: Tools::None,
     };
     let one = async {
         let mut generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;

@@ -20,20 +20,52 @@ pub(super) enum Part {
     },
 }
 
+/// What a request says about tools.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) enum Tools {
+    /// There are none, or they must not be called.
+    #[default]
+    None,
+    /// Calls to tools of these names are cut out of the text.
+    Offered(Vec<String>),
+    /// The prompt ends inside a call to this tool: the text is its arguments.
+    Forced(String),
+}
+
+impl Tools {
+    /// Returns what the prompt of a forced call ends with. The model goes on
+    /// with the arguments.
+    pub(super) fn opening(&self) -> Option<String> {
+        let Self::Forced(name) = self else { return None };
+        Some(format!("{OPEN}\n{{\"name\": {}, \"arguments\":", Value::from(name.as_str())))
+    }
+}
+
 /// Turns ids into parts.
 #[derive(Debug)]
 pub(super) struct TextStream {
     decoder: Option<Decoder>,
     stops: Stops,
     calls: Option<Calls>,
+    forced: Option<Forced>,
 }
 
 impl TextStream {
-    /// Starts an answer. With `tools`, calls to tools of these names are cut out
-    /// of the text.
-    pub(super) fn new(decoder: Decoder, stops: Stops, tools: Option<Vec<String>>) -> Self {
-        let calls = tools.map(|tools| Calls { tools, held: String::new(), after_call: false });
-        Self { decoder: Some(decoder), stops, calls }
+    /// Starts an answer.
+    pub(super) fn new(decoder: Decoder, mut stops: Stops, tools: Tools) -> Self {
+        let (mut calls, mut forced) = (None, None);
+        match tools {
+            Tools::None => {}
+            Tools::Offered(tools) => {
+                calls = Some(Calls { tools, held: String::new(), after_call: false });
+            }
+            Tools::Forced(name) => {
+                stops.strings.push(CLOSE.to_owned());
+                stops.keep = false;
+                forced = Some(Forced { name, arguments: String::new() });
+            }
+        }
+        Self { decoder: Some(decoder), stops, calls, forced }
     }
 
     /// Takes an id; returns the parts that it completes and the stop string that
@@ -65,6 +97,10 @@ impl TextStream {
     }
 
     fn parts(&mut self, text: &str) -> Vec<Part> {
+        if let Some(forced) = &mut self.forced {
+            forced.arguments.push_str(text);
+            return Vec::new();
+        }
         match &mut self.calls {
             Some(calls) => calls.push(text),
             None if text.is_empty() => Vec::new(),
@@ -73,6 +109,9 @@ impl TextStream {
     }
 
     fn rest(&mut self) -> Option<Part> {
+        if let Some(forced) = self.forced.take() {
+            return Some(forced.finish());
+        }
         self.calls.as_mut().and_then(Calls::finish)
     }
 }
@@ -210,6 +249,25 @@ impl Calls {
     }
 }
 
+/// A call that the request demanded by name: all text is its arguments.
+#[derive(Debug)]
+struct Forced {
+    name: String,
+    arguments: String,
+}
+
+impl Forced {
+    /// Ends the call. The brace that closes the call itself is cut off; what the
+    /// model wrote inside is handed on as it is, valid JSON or not.
+    fn finish(self) -> Part {
+        let text = self.arguments.trim();
+        let valid = |text: &str| serde_json::from_str::<&RawValue>(text).is_ok();
+        let inner = text.strip_suffix('}').map(str::trim_end).filter(|inner| valid(inner));
+        let arguments = inner.unwrap_or(text).to_owned();
+        Part::Call { name: self.name, arguments }
+    }
+}
+
 /// Returns the names of the tools of a request.
 pub(super) fn tool_names(tools: &[Value]) -> Vec<String> {
     let name = |tool: &Value| {
@@ -274,6 +332,23 @@ mod tests {
             assert_eq!(joined(calls(&letters)), [text(whole)], "{whole}");
         }
         assert_eq!(calls(&[]), []);
+    }
+
+    #[test]
+    fn a_forced_call_takes_the_text_as_its_arguments() {
+        for (written, expected) in [
+            (" {\"p\": 1}}\n", "{\"p\": 1}"),
+            (" {\"p\": {}}", "{\"p\": {}}"),
+            ("{}}", "{}"),
+            ("no json }", "no json }"),
+            ("", ""),
+        ] {
+            let forced = Forced { name: "ls".to_owned(), arguments: written.to_owned() };
+            assert_eq!(forced.finish(), call(expected), "{written}");
+        }
+        let opening = Tools::Forced("l\"s".to_owned()).opening();
+        assert_eq!(opening.as_deref(), Some("<tool_call>\n{\"name\": \"l\\\"s\", \"arguments\":"));
+        assert_eq!(Tools::Offered(vec![]).opening(), None);
     }
 
     #[test]
