@@ -3,7 +3,6 @@
 
 use std::future::Future;
 use std::io::Write;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -78,12 +77,12 @@ impl Context {
     }
 }
 
-/// Runs a subcommand between set-up and exit code.
+/// Runs a subcommand between set-up and exit code, which it returns.
 pub(crate) fn start<C: FromArgMatches>(
     parsed: Parsed,
     shared: fn(&C) -> &Shared,
     run: impl FnOnce(C, &Context) -> anyhow::Result<Exit>,
-) -> ExitCode {
+) -> u8 {
     let command = parsed.matches.subcommand_name().unwrap_or_default().to_owned();
     let cli = match C::from_arg_matches(&parsed.matches) {
         Ok(cli) => cli,
@@ -92,13 +91,13 @@ pub(crate) fn start<C: FromArgMatches>(
     let flags = shared(&cli);
     if flags.show_settings {
         return match print_settings(&command, &parsed.settings) {
-            Ok(()) => ExitCode::SUCCESS,
+            Ok(()) => 0,
             Err(error) => report::error(&command, &error),
         };
     }
     install_logger(flags.verbose);
     match context(command.clone(), flags).and_then(|context| run(cli, &context)) {
-        Ok(exit) => exit.into(),
+        Ok(exit) => exit.code(),
         Err(error) => report::error(&command, &error),
     }
 }
@@ -136,8 +135,7 @@ async fn watch_signals(draining: Arc<AtomicBool>, sender: watch::Sender<bool>) {
         let first = sender.send_replace(true);
         if first || !draining.load(Ordering::SeqCst) {
             oclaw::table::discard_unfinished();
-            #[expect(clippy::exit, reason = "an interrupted batch command ends here")]
-            std::process::exit(130);
+            report::leave(130);
         }
     }
 }

@@ -21,8 +21,6 @@ mod train;
 mod view;
 mod units;
 
-use std::process::ExitCode;
-
 use clap::{Parser, Subcommand};
 
 use common::{Context, Shared};
@@ -82,10 +80,12 @@ impl Command {
     }
 }
 
-fn main() -> ExitCode {
-    let parsed = match settings::parse::<Cli>() {
-        Ok(parsed) => parsed,
-        Err(error) => return report::usage(&error),
+fn main() {
+    let code = match settings::parse::<Cli>() {
+        Ok(parsed) => {
+            common::start(parsed, |cli: &Cli| &cli.shared, |cli, context| cli.command.run(context))
+        }
+        Err(error) => report::usage(&error),
     };
-    common::start(parsed, |cli: &Cli| &cli.shared, |cli, context| cli.command.run(context))
+    report::leave(code)
 }

@@ -2,7 +2,6 @@
 //! The only file that prints errors.
 
 use std::io::{self, Write};
-use std::process::ExitCode;
 
 use oclaw::engine;
 use oclaw::gguf;
@@ -333,7 +332,7 @@ fn hinted(kind: Kind, hint: &str) -> (Kind, Option<String>) {
 }
 
 /// Prints an error and returns its exit code.
-pub(crate) fn error(command: &str, error: &anyhow::Error) -> ExitCode {
+pub(crate) fn error(command: &str, error: &anyhow::Error) -> u8 {
     let (kind, hint) = classify(error);
     if kind != Kind::BrokenPipe {
         let mut text = format!("oclaw {command}: {error:#}\n");
@@ -343,23 +342,40 @@ pub(crate) fn error(command: &str, error: &anyhow::Error) -> ExitCode {
         // Nobody is left to tell if stderr is closed.
         let _ = io::stderr().write_all(text.as_bytes());
     }
-    ExitCode::from(kind.code())
+    kind.code()
 }
 
 /// Prints a command-line error, or the help that was asked for.
-pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+pub(crate) fn usage(error: &clap::Error) -> u8 {
     let _ = error.print();
     match error.use_stderr() {
-        true => ExitCode::from(Kind::Usage.code()),
-        false => ExitCode::SUCCESS,
+        true => Kind::Usage.code(),
+        false => 0,
     }
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        match exit {
-            Exit::Done => Self::SUCCESS,
-            Exit::Partial => Self::from(3),
+impl Exit {
+    /// Returns the exit code.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Partial => 3,
         }
+    }
+}
+
+/// Ends the process with an exit code.
+///
+/// Other threads may be computing (a scorer whose reader went away, an engine
+/// on the second signal). libtorch's own clean-up at exit would take the ground
+/// from under them and end in a crash instead of this code, so it does not run:
+/// files are finished or discarded by now, and nothing else needs it.
+pub(crate) fn leave(code: u8) -> ! {
+    let _ = io::stdout().flush();
+    let _ = io::stderr().flush();
+    #[expect(unsafe_code, reason = "std has no exit without the clean-up of C++ libraries")]
+    // SAFETY: `_exit` only ends the process.
+    unsafe {
+        libc::_exit(i32::from(code))
     }
 }
