@@ -183,7 +183,7 @@ impl Running {
         let Self { served, stop, mut server, thread, .. } = self;
         stop.send_replace(true);
         // A pause must not keep answers from ending.
-        let _ = served.compute.send(Command::Continue);
+        let _ = served.compute.send(Command::Continue(tokio::sync::oneshot::channel().0));
         if tokio::time::timeout(DRAIN, &mut server).await.is_err() {
             let _ = served.compute.send(Command::Abort(None));
             if tokio::time::timeout(LINGER, &mut server).await.is_err() {

@@ -107,7 +107,7 @@ pub(super) enum Command {
     Score(ScoreJob),
     Update(Update),
     Pause(PauseMode, oneshot::Sender<()>),
-    Continue,
+    Continue(oneshot::Sender<()>),
     /// Ends a request, or all.
     Abort(Option<String>),
     Stop,

@@ -62,9 +62,11 @@ pub(super) async fn pause(served: &Served, body: &[u8]) -> Result<Response, Fail
     Ok(Json(json!({"message": "Generation paused successfully.", "status": "ok"})).into_response())
 }
 
-/// Goes on generating.
-pub(super) fn resume(served: &Served) -> Result<Response, Failure> {
-    served.compute.send(Command::Continue)?;
+/// Goes on generating. Answers once it does: who asks `/ready` next hears so.
+pub(super) async fn resume(served: &Served) -> Result<Response, Failure> {
+    let (reply, answer) = oneshot::channel();
+    served.compute.send(Command::Continue(reply))?;
+    answer.await.map_err(|_| Failure::stopped())?;
     Ok(Json(json!({"message": "Generation continued successfully.", "status": "ok"}))
         .into_response())
 }

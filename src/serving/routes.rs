@@ -239,7 +239,7 @@ async fn pause(State(served): Shared, body: Bytes) -> Result<Response, Failure> 
 }
 
 async fn resume(State(served): Shared) -> Result<Response, Failure> {
-    control::resume(&served)
+    control::resume(&served).await
 }
 
 async fn flush() -> Response {

@@ -116,7 +116,10 @@ impl Scheduler {
                 self.pause(mode);
                 let _ = reply.send(());
             }
-            Command::Continue => self.set_paused(false),
+            Command::Continue(reply) => {
+                self.set_paused(false);
+                let _ = reply.send(());
+            }
             Command::Abort(rid) => self.abort(rid.as_deref()),
             Command::Stop => {
                 self.abort(None);
