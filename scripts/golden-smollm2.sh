@@ -6,11 +6,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 cargo build --quiet
-if ! OCLAW_BIN=target/debug/oclaw scripts/fetch-model.sh smollm2-135m; then
+if ! OCLAW_BIN=target/debug/oclaw scripts/fetch-model.sh smollm2-135m-q4_1; then
   echo "skipped: no weights of SmolLM2-135M-Instruct"
   exit 0
 fi
 models=$(mktemp -d)
 trap 'rm -rf "$models"' EXIT
-ln -s "$PWD/models/SmolLM2-135M-Instruct" "$models/smollm2-135m-instruct"
-OCLAW_MODELS=$models cargo test --quiet --test oclaw -- golden::model --nocapture
+# The golden numbers are of the weights in the GGUF file, not of the hub's.
+ln -s "$PWD/models/SmolLM2-135M-Instruct-Q4_1" "$models/smollm2-135m-instruct"
+cache="${OCLAW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/oclaw}"
+export OCLAW_SMOLLM2_GGUF="$cache/SmolLM2-135M-Instruct.Q4_1.gguf"
+OCLAW_MODELS=$models cargo test --quiet --test oclaw -- golden::model golden::gguf --nocapture
