@@ -227,16 +227,22 @@ fn write_weights(
             numbers = deinterleave(&numbers, source.interleaved_heads, plan);
         }
         weights += numbers.len();
-        let bytes: Vec<u8> = match dtype {
-            Dtype::F32 => numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
-            Dtype::Bf16 => {
-                numbers.iter().flat_map(|&number| bf16::from_f32(number).to_le_bytes()).collect()
-            }
+        let bytes = match dtype {
+            Dtype::F32 => to_bytes(&numbers, f32::to_le_bytes),
+            Dtype::Bf16 => to_bytes(&numbers, |number| bf16::from_f32(number).to_le_bytes()),
         };
         writer.write(&bytes)?;
     }
     writer.finish()?;
     Ok(weights)
+}
+
+fn to_bytes<const N: usize>(numbers: &[f32], bytes_of: impl Fn(f32) -> [u8; N]) -> Vec<u8> {
+    let mut bytes = vec![0; numbers.len() * N];
+    for (place, &number) in bytes.chunks_exact_mut(N).zip(numbers) {
+        place.copy_from_slice(&bytes_of(number));
+    }
+    bytes
 }
 
 /// Puts the rows of each head back in the half-split order: llama.cpp stores row
