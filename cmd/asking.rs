@@ -106,7 +106,7 @@ impl Asking {
                 (Engine::connect(options).await?, None)
             }
             (None, Some(folder)) => {
-                let embedded = Embedded::start(context, folder, None).await?;
+                let embedded = Embedded::start(context, folder, None, "auto").await?;
                 let engine = Engine::connect(self.options(embedded.url())).await?;
                 (engine, Some(embedded))
             }

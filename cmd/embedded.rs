@@ -39,14 +39,17 @@ pub(crate) struct Embedded {
 #[cfg(feature = "torch")]
 impl Embedded {
     /// Loads a model folder and serves it, on any free port if no address is
-    /// given. Must be called inside `Context::block_on`.
+    /// given, in the checkpoint's type if `dtype` is `auto`. Must be called inside
+    /// `Context::block_on`.
     pub(crate) async fn start(
         context: &Context,
         model: &Path,
         listen: Option<SocketAddr>,
+        dtype: &str,
     ) -> anyhow::Result<Self> {
         let mut options = oclaw::serving::Options::new(model);
         options.seed = context.seed;
+        options.dtype = dtype.parse().ok();
         options.listen = listen.unwrap_or(options.listen);
         Ok(Self { running: oclaw::serving::start(options).await? })
     }
@@ -76,6 +79,7 @@ impl Embedded {
         _: &Context,
         _: &Path,
         _: Option<SocketAddr>,
+        _: &str,
     ) -> anyhow::Result<Self> {
         Err(crate::common::needs_torch("`--model`"))
     }

@@ -59,6 +59,9 @@ pub(crate) struct Args {
     /// Address of the engine inside this process, for `sync-weights`
     #[arg(long, value_name = "ADDRESS", conflicts_with = "engine")]
     engine_listen: Option<SocketAddr>,
+    /// Type of that engine's products: auto (the checkpoint's), f32 or bf16
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16"], requires = "model")]
+    dtype: String,
     /// File with the engine's key
     #[arg(long, value_name = "FILE")]
     engine_key_file: Option<PathBuf>,
@@ -150,7 +153,7 @@ async fn upstream(
     context: &Context,
 ) -> anyhow::Result<(Engine, Option<SecretString>, Option<Embedded>)> {
     if let Some(model) = &args.model {
-        let inside = Embedded::start(context, model, args.engine_listen).await?;
+        let inside = Embedded::start(context, model, args.engine_listen, &args.dtype).await?;
         return Ok((attach(&inside.url(), None).await?, None, Some(inside)));
     }
     let Some(url) = &args.engine else {

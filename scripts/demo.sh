@@ -68,7 +68,7 @@ engine=http://127.0.0.1:$(free_port)
 
 serve() {
   "$OCLAW_BIN" serve --model "$model" --listen "${front#http://}" --engine-listen "${engine#http://}" \
-    --spool "$run/turns" --shard-age 1s -v 2>"$run/serve.log" &
+    --dtype f32 --spool "$run/turns" --shard-age 1s -v 2>"$run/serve.log" &
   server=$!
   for _ in $(seq 600); do
     curl -fs "$front/readyz" >/dev/null 2>&1 && return 0
