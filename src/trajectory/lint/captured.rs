@@ -180,7 +180,8 @@ fn reward_explicit(turn: &Turn) -> Vec<Fault> {
 pub(super) fn token_count(turn: &Turn) -> Option<Fault> {
     let (count, ids) = (turn.usage_completion_tokens?, turn.response_ids.as_ref()?);
     let differs = turn.token_source == TokenSource::Engine && count as usize != ids.len();
-    differs.then(|| {
+    // A row that is set aside for it says so itself.
+    (differs && turn.untrainable_reason.is_none()).then(|| {
         Fault::new("usage_completion_tokens", format!("{count}, with {} response ids", ids.len()))
     })
 }

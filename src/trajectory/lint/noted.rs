@@ -230,8 +230,9 @@ fn sample_kind(turn: &Turn) -> Vec<Fault> {
     if rewards && !rewarded {
         faults.push(Fault::new(column, format!("`{kind}` with reward {:?}", turn.reward)));
     }
-    // What cannot be trained on has no kind, whatever its signals.
-    if turn.untrainable_reason.is_none() {
+    // What cannot be trained on, or was refused, may have no kind in spite of
+    // its signals.
+    if turn.untrainable_reason.is_none() && turn.advantage_error.is_none() {
         if rewarded && !rewards {
             faults.push(Fault::new(column, format!("`{kind}` with reward {:?}", turn.reward)));
         }
