@@ -232,6 +232,7 @@ fn of_serving(error: &serving::Error) -> (Kind, Option<String>) {
 fn of_train(error: &train::Error) -> (Kind, Option<String>) {
     use train::Error;
     match error {
+        Error::Model(error) => of_model(error),
         Error::NoModel { .. } => hinted(Kind::Usage, "name the start model by `--model`"),
         Error::OtherBase { .. } => {
             hinted(Kind::Usage, "leave `--model` out to resume, or start in another `--out`")
@@ -240,7 +241,6 @@ fn of_train(error: &train::Error) -> (Kind, Option<String>) {
         Error::NotFinite { .. } => hinted(Kind::Failed, "lower `--lr`, or look at the batch"),
         Error::Read { .. }
         | Error::Write { .. }
-        | Error::Model(_)
         | Error::Tensors(_)
         | Error::Latest { .. }
         | Error::Record { .. }

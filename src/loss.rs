@@ -47,8 +47,8 @@ pub fn log_probs(logits: &Tensor, ids: &Tensor) -> Tensor {
 
 /// Returns the entropy of each row's distribution, in nats.
 pub fn entropy(logits: &Tensor) -> Tensor {
-    let log_probs = logits.log_softmax(-1, Kind::Float);
-    -(log_probs.exp() * log_probs).sum_dim_intlist(&[-1i64][..], false, Kind::Float)
+    let log_probs = logits.log_softmax(-1, logits.kind());
+    -(log_probs.exp() * log_probs).sum_dim_intlist(&[-1i64][..], false, logits.kind())
 }
 
 /// Returns `clamp(lc - lo, ±20)`.
@@ -87,7 +87,7 @@ pub fn sequence_mean(values: &Tensor, lengths: &[i64]) -> Tensor {
     let samples = values.split_with_sizes(lengths, 0);
     let means = samples.iter().zip(lengths).filter(|(_, length)| **length > 0);
     let expanded: Vec<_> =
-        means.map(|(sample, length)| sample.mean(Kind::Float).expand([*length], false)).collect();
+        means.map(|(sample, length)| sample.mean(values.kind()).expand([*length], false)).collect();
     match expanded.is_empty() {
         true => values.shallow_clone(),
         false => Tensor::cat(&expanded, 0),
@@ -171,7 +171,7 @@ pub fn topk_kl(student: &Tensor, teacher: &Tensor) -> TopkKl {
     let student = with_tail(student);
     let teacher = with_tail(teacher);
     let probs = student.exp();
-    let sum = |terms: Tensor| terms.sum_dim_intlist(&[-1i64][..], false, Kind::Float);
+    let sum = |terms: Tensor| terms.sum_dim_intlist(&[-1i64][..], false, student.kind());
     TopkKl { kl: sum(&probs * (&student - teacher)), entropy: -sum(&probs * &student) }
 }
 
@@ -186,7 +186,7 @@ fn with_tail(log_probs: &Tensor) -> Tensor {
 /// Whitens values: `(A - μ) rsqrt(σ² + 1e-8)` with the unbiased variance. One
 /// value alone has no variance and becomes 0.
 pub fn whiten(values: &Tensor) -> Tensor {
-    let centred = values - values.mean(Kind::Float);
+    let centred = values - values.mean(values.kind());
     match values.numel() {
         0 | 1 => centred,
         _ => &centred * (values.var(true) + 1e-8).rsqrt(),
@@ -216,5 +216,5 @@ pub fn weights(lengths: &[usize], reduction: Reduction) -> Vec<f32> {
 
 /// Returns the weighted sum: the loss.
 pub fn reduce(values: &Tensor, weights: &Tensor) -> Tensor {
-    (values * weights).sum(Kind::Float)
+    (values * weights).sum(values.kind())
 }

@@ -1,1 +1,111 @@
+//! `oclaw advantage` as it is called.
 
+use std::path::{Path, PathBuf};
+
+use oclaw::table::Format;
+use oclaw::trajectory::words::SampleKind;
+use oclaw::trajectory::{Turn, Writer};
+
+use super::judge::read;
+use crate::forge::{STAGES, captured, finished, write};
+use crate::harness::oclaw;
+
+const TAUGHT: [Writer; 4] = [Writer::Serve, Writer::Judge, Writer::Hint, Writer::TeacherLp];
+
+fn table(folder: &Path, writers: &[Writer], turns: &[Turn]) -> PathBuf {
+    write(&folder.join("in.parquet"), Format::Parquet, writers, turns)
+}
+
+fn words(output: &std::process::Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_taught_table_gets_its_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let rewarded = Turn { reward_explicit: Some(1.0), ..captured("t", 1) };
+    let turns = [finished("s", 1), rewarded, captured("u", 1)];
+    let input = table(folder.path(), &TAUGHT, &turns);
+    let output = folder.path().join("out.parquet");
+    let run = oclaw().arg("advantage").arg("-o").args([&output, &input]).assert().success();
+    let kinds: Vec<_> = read(&output).iter().map(|turn| turn.sample_kind).collect();
+    assert_eq!(kinds, [SampleKind::OpdRl, SampleKind::Rl, SampleKind::None].map(Some));
+    let talk = words(run.get_output());
+    for row in [
+        "turns 3 opd+rl 1 opd 0 rl 1 none 1 promoted 0 refused 0",
+        "no signal: not_judged, no_hint 1",
+        "trainable tokens 6",
+        "rows that need train's log-probs 1",
+    ] {
+        assert!(talk.contains(row), "{row}: {talk}");
+    }
+    assert!(run.get_output().stdout.is_empty());
+    oclaw().arg("lint").arg(&output).assert().success();
+}
+
+#[test]
+fn a_missing_stage_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (writers, estimator, column, stage) in [
+        (&TAUGHT[..1], "grpo", "score", "judge"),
+        (&TAUGHT[..2], "combine", "hints", "hint"),
+        (&TAUGHT[..3], "opd", "teacher_log_probs", "teacher-lp"),
+    ] {
+        let input = table(folder.path(), writers, &[captured("s", 1)]);
+        let output = folder.path().join("out.parquet");
+        let run = oclaw()
+            .args(["advantage", "--estimator", estimator, "-o"])
+            .args([&output, &input])
+            .assert()
+            .code(1);
+        let wanted = format!("there is no column `{column}`: run `oclaw {stage}` first");
+        let talk = words(run.get_output());
+        assert!(talk.contains(&wanted), "{talk}");
+        assert!(!output.exists());
+    }
+    // A stated reward is a reward.
+    let stated = Turn { reward_explicit: Some(1.0), ..captured("s", 1) };
+    let input = table(folder.path(), &TAUGHT[..1], &[stated]);
+    oclaw().args(["advantage", "--estimator", "grpo"]).arg(input).assert().success();
+}
+
+#[test]
+fn a_broken_row_is_named_and_the_others_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let short = Turn { rollout_log_probs: Some(vec![Some(-0.5)]), ..finished("s", 2) };
+    let input = table(folder.path(), &TAUGHT, &[finished("s", 1), short, finished("s", 3)]);
+    let output = folder.path().join("out.parquet");
+    oclaw().arg("advantage").arg("-o").args([&output, &input]).assert().code(3);
+    let turns = read(&output);
+    let error = "rollout_log_probs has 1 values for 3 response ids";
+    assert_eq!(turns[1].advantage_error.as_deref(), Some(error));
+    assert_eq!(turns[2].sample_kind, Some(SampleKind::OpdRl));
+}
+
+#[test]
+fn a_second_run_must_be_wanted() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = table(folder.path(), &STAGES, &[finished("s", 1)]);
+    let run = oclaw().arg("advantage").arg(&input).assert().code(2);
+    assert!(words(run.get_output()).contains("hint: `--replace`"));
+    let output = folder.path().join("out.parquet");
+    let mut command = oclaw();
+    command.args(["advantage", "--replace", "--estimator", "grpo", "-o"]);
+    command.args([&output, &input]).assert().success();
+    assert_eq!(read(&output)[0].rl_advantages, Some(vec![-1.0; 3]));
+}
+
+#[test]
+fn the_rule_can_be_switched_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let neutral = Turn { score: Some(0.0), ..captured("s", 1) };
+    let input = table(folder.path(), &TAUGHT, &[neutral]);
+    for (flag, promoted) in [("on", true), ("off", false)] {
+        let output = folder.path().join(format!("{flag}.parquet"));
+        let mut command = oclaw();
+        command.args(["advantage", "--at-least-one", flag, "-o"]);
+        command.args([&output, &input]).assert().success();
+        assert_eq!(read(&output)[0].promoted, Some(promoted));
+    }
+}

@@ -1,1 +1,188 @@
+//! `oclaw train` as it is called, on a tiny model.
 
+use std::path::{Path, PathBuf};
+
+use oclaw::advantage::{self, Estimator, Method};
+use oclaw::table::Format;
+use oclaw::trajectory::{Turn, Writer};
+
+use crate::forge::{STAGES, captured, finished, write};
+use crate::harness::{models, oclaw};
+
+fn noted(turns: Vec<Turn>) -> Vec<Turn> {
+    let method = Method::new(Estimator::Combine);
+    turns.into_iter().map(|turn| advantage::note(turn, false, &method)).collect()
+}
+
+fn table(folder: &Path, turns: Vec<Turn>) -> PathBuf {
+    write(&folder.join("batch.parquet"), Format::Parquet, &STAGES, &noted(turns))
+}
+
+fn train(folder: &Path) -> assert_cmd::Command {
+    let mut command = oclaw();
+    command.args(["train", "--lr", "1e-3", "--model"]).arg(models().join("tiny-qwen3"));
+    command.arg("--out").arg(folder.join("policy"));
+    command
+}
+
+fn words(output: &std::process::Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn a_batch_makes_a_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = table(folder.path(), vec![finished("s", 1), captured("t", 1), finished("u", 1)]);
+    let metrics = folder.path().join("metrics.jsonl");
+    let run = train(folder.path()).arg("--metrics").args([&metrics, &input]).assert().success();
+    let talk = words(run.get_output());
+    for row in [
+        "starting from the model as step 0",
+        "step 1 turns 2 tokens trained 6",
+        "not trained: 1 turns: not_judged, no_hint",
+    ] {
+        assert!(talk.contains(row), "{row}: {talk}");
+    }
+    assert!(run.get_output().stdout.is_empty());
+    let policy = folder.path().join("policy/latest");
+    for file in ["config.json", "model.safetensors", "oclaw/train.json", "oclaw/ledger.parquet"] {
+        assert!(policy.join(file).exists(), "{file}");
+    }
+    let text = std::fs::read_to_string(&metrics).unwrap();
+    let metrics: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(metrics["step"], 1);
+    assert_eq!(metrics["reward"], -1.0);
+    assert!(metrics["gradient_norm"].as_f64().unwrap() > 0.0);
+    assert!(metrics["reference_kl"].is_number());
+    // Again: every turn is in the ledger.
+    let run = train(folder.path()).arg(&input).assert().success();
+    let talk = words(run.get_output());
+    assert!(talk.contains("resuming at step 1"), "{talk}");
+    assert!(talk.contains("not trained: 2 turns: already_trained"), "{talk}");
+    assert!(talk.contains("no step was made"), "{talk}");
+    assert!(!folder.path().join("policy/step-000002").exists());
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn batches_are_steps_and_the_rest_waits() {
+    let folder = tempfile::tempdir().unwrap();
+    let turns = (1..=5).map(|number| finished("s", number)).collect();
+    let input = table(folder.path(), turns);
+    let run = train(folder.path()).args(["--batch-turns", "2"]).arg(&input).assert().success();
+    let talk = words(run.get_output());
+    assert!(talk.contains("1/2 turns wait for a full batch"), "{talk}");
+    let latest = std::fs::read_link(folder.path().join("policy/latest")).unwrap();
+    assert_eq!(latest, Path::new("step-000002"));
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn reasons_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let turns = vec![
+        captured("a", 1),
+        Turn { weight_version: Some("9".to_owned()), ..finished("b", 1) },
+        Turn { weight_version: None, ..finished("c", 1) },
+    ];
+    let input = table(folder.path(), turns);
+    let run = train(folder.path()).arg(&input).assert().success();
+    let talk = words(run.get_output());
+    for reason in ["not_judged, no_hint", "version_from_the_future", "version_missing"] {
+        assert!(talk.contains(&format!("not trained: 1 turns: {reason}")), "{reason}: {talk}");
+    }
+    assert!(talk.contains("no step was made"), "{talk}");
+    let mut aliased = train(folder.path());
+    aliased.args(["--version-alias", "none=0", "--version-alias", "9=0"]);
+    let run = aliased.arg(&input).assert().success();
+    assert!(words(run.get_output()).contains("step 1 turns 2"));
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn broken_rows_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let foreign = Turn { prompt_ids: Some(vec![1, 4096]), ..finished("s", 2) };
+    let input = table(folder.path(), vec![finished("s", 1), foreign.clone()]);
+    let run = train(folder.path()).arg(&input).assert().code(3);
+    let fault = "turn s-turn-2: token id 4096 is not among the model's 1024";
+    assert!(words(run.get_output()).contains(fault));
+    let input = table(folder.path(), vec![foreign]);
+    let run = train(folder.path()).arg(&input).assert().code(1);
+    assert!(words(run.get_output()).contains("every row is broken"));
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn a_missing_stage_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in.parquet");
+    let writers = [Writer::Serve, Writer::Judge];
+    let input = write(&path, Format::Parquet, &writers, &[captured("s", 1)]);
+    let run = train(folder.path()).arg(&input).assert().code(1);
+    let wanted = "there is no column `sample_kind`: run `oclaw advantage` first";
+    assert!(words(run.get_output()).contains(wanted));
+    assert!(!folder.path().join("policy").exists());
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn the_reference_is_the_start_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = table(folder.path(), vec![finished("s", 1), finished("s", 2)]);
+    let metrics = folder.path().join("metrics.jsonl");
+    let mut command = train(folder.path());
+    command.args(["--kl-coef", "0.1", "--epochs", "2", "--batch-turns", "1"]);
+    command.arg("--metrics").args([&metrics, &input]).assert().success();
+    let text = std::fs::read_to_string(&metrics).unwrap();
+    let kl: Vec<f64> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|line| line["reference_kl"].as_f64().unwrap())
+        .collect();
+    assert!(kl[0].abs() < 1e-6 && kl[1] > 1e-6, "{kl:?}");
+}
+
+#[test]
+fn usage() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = table(folder.path(), vec![finished("s", 1)]);
+    for (flag, value) in [
+        ("--lr", "-1"),
+        ("--dual-clip", "0.5"),
+        ("--clip-low", "2"),
+        ("--version-alias", "default"),
+        ("--device", "cuda:0"),
+        ("--batch-turns", "0"),
+        ("--estimator", "ppo"),
+    ] {
+        train(folder.path()).args([flag, value]).arg(&input).assert().code(2);
+    }
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn without_a_model_there_is_no_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = table(folder.path(), vec![finished("s", 1)]);
+    let out = folder.path().join("policy");
+    let run = oclaw().args(["train", "--out"]).args([&out, &input]).assert().code(2);
+    let talk = words(run.get_output());
+    assert!(talk.contains("hint: name the start model by `--model`"), "{talk}");
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let mut command = oclaw();
+    command.args(["train", "--model"]).arg(models().join("tiny-qwen3")).arg("--out");
+    let run = command.args([&folder.path().join("file"), &input]).assert().code(1);
+    assert!(words(run.get_output()).contains("cannot be written"));
+}
+
+#[cfg(not(feature = "torch"))]
+#[test]
+fn a_build_without_torch_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = table(folder.path(), vec![finished("s", 1)]);
+    let run = train(folder.path()).arg(&input).assert().code(2);
+    assert!(words(run.get_output()).contains("needs the `torch` feature"));
+}

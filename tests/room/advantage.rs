@@ -1,1 +1,402 @@
+//! Rewards, kinds, masks, the at-least-one rule and the estimators, against
+//! hand-computed numbers and the reference's.
 
+use oclaw::advantage::{
+    self, Estimator, Evidence, Method, Scale, Spread, Summary, normalize_groups, note, outcome,
+    promoted, resolve,
+};
+use oclaw::trajectory::Turn;
+use oclaw::trajectory::words::{NextStateKind, RewardSource, SampleKind, Status, TokenSource};
+use serde_json::Value;
+
+use crate::forge::{captured, finished};
+use crate::harness::golden;
+
+fn method(estimator: Estimator) -> Method {
+    Method::new(estimator)
+}
+
+/// A row with all three log-probs.
+fn whole(number: u32) -> Turn {
+    Turn {
+        rollout_log_probs: Some(vec![Some(-0.5), Some(-1.25), Some(-2.0)]),
+        advantage_error: None,
+        ..finished("s", number)
+    }
+}
+
+fn without_hint(number: u32) -> Turn {
+    let turn = whole(number);
+    Turn { hints: None, teacher_log_probs: None, teacher_error: None, ..turn }
+}
+
+#[track_caller]
+fn close(found: &[f32], wanted: &[f32]) {
+    assert_eq!(found.len(), wanted.len());
+    for (found, wanted) in found.iter().zip(wanted) {
+        assert!((found - wanted).abs() < 1e-6, "{found} is not {wanted}");
+    }
+}
+
+#[test]
+fn the_dispatch_table() {
+    let hinted = |score| Turn { score, ..whole(1) };
+    let unhinted = |score| Turn { score, ..without_hint(1) };
+    for (turn, kind, reason) in [
+        (hinted(Some(1.0)), SampleKind::OpdRl, None),
+        (hinted(Some(-1.0)), SampleKind::OpdRl, None),
+        (hinted(Some(0.0)), SampleKind::Opd, None),
+        (hinted(None), SampleKind::Opd, None),
+        (unhinted(Some(1.0)), SampleKind::Rl, None),
+        (unhinted(Some(0.0)), SampleKind::None, Some("judged_neutral, no_hint")),
+        (unhinted(None), SampleKind::None, Some("no_valid_vote, no_hint")),
+        (Turn { votes: None, ..unhinted(None) }, SampleKind::None, Some("not_judged, no_hint")),
+        (
+            Turn { judge_error: Some("timeout".to_owned()), ..unhinted(None) },
+            SampleKind::None,
+            Some("judge_failed, no_hint"),
+        ),
+        (
+            Turn { next_state_kind: NextStateKind::None, ..unhinted(None) },
+            SampleKind::None,
+            Some("no_next_state, no_hint"),
+        ),
+        (
+            Turn { teacher_log_probs: Some(vec![None, None]), ..hinted(Some(0.0)) },
+            SampleKind::None,
+            Some("judged_neutral, teacher_failed"),
+        ),
+    ] {
+        let signals = resolve(&turn).unwrap();
+        assert_eq!((signals.kind, signals.reason.as_deref()), (kind, reason));
+        let noted = note(turn, false, &method(Estimator::Combine));
+        let trained = kind != SampleKind::None;
+        assert_eq!(noted.loss_mask, Some(vec![i8::from(trained); 3]));
+        assert_eq!(noted.advantages.is_some(), trained);
+        assert_eq!(noted.advantage_error, None);
+    }
+}
+
+#[test]
+fn a_stated_reward_outranks_the_judge() {
+    let turn = Turn { reward_explicit: Some(0.5), ..whole(1) };
+    let noted = note(turn, false, &method(Estimator::Grpo));
+    assert_eq!((noted.reward, noted.reward_source), (Some(0.5), Some(RewardSource::Explicit)));
+    assert_eq!(noted.advantages, Some(vec![0.5; 3]));
+    let noted = note(whole(1), false, &method(Estimator::Grpo));
+    assert_eq!((noted.reward, noted.reward_source), (Some(-1.0), Some(RewardSource::Judged)));
+}
+
+#[test]
+fn the_estimators_by_hand() {
+    let noted = |turn, method: &Method| note(turn, false, method).advantages;
+    close(&noted(whole(1), &method(Estimator::Opd)).unwrap(), &[0.4, 1.05, 1.7]);
+    close(&noted(whole(1), &method(Estimator::Combine)).unwrap(), &[-0.6, 0.05, 0.7]);
+    let weighted =
+        Method { reward_weight: 0.5, distill_weight: 2.0, ..method(Estimator::Combine) };
+    close(&noted(whole(1), &weighted).unwrap(), &[0.3, 1.6, 2.9]);
+    let clipped = Method { distill_clip: Some(1.0), ..method(Estimator::Opd) };
+    close(&noted(whole(1), &clipped).unwrap(), &[0.4, 1.0, 1.0]);
+    // No hint: no distillation term, and none to distil from.
+    close(&noted(without_hint(1), &weighted).unwrap(), &[-0.5; 3]);
+    assert_eq!(noted(without_hint(1), &method(Estimator::Opd)), None);
+    let neutral = Turn { score: None, ..whole(1) };
+    assert_eq!(noted(neutral, &method(Estimator::Grpo)), None);
+}
+
+#[test]
+fn the_reward_term_stands_apart() {
+    let noted = note(whole(1), false, &method(Estimator::Opd));
+    assert_eq!(noted.rl_advantages, Some(vec![-1.0; 3]));
+    let taught = note(Turn { score: None, ..whole(1) }, false, &method(Estimator::Opd));
+    assert_eq!((taught.reward, taught.rl_advantages), (None, Some(vec![0.0; 3])));
+    let silent = note(Turn { score: None, ..without_hint(1) }, false, &method(Estimator::Opd));
+    assert_eq!(silent.rl_advantages, None);
+}
+
+#[test]
+fn a_missing_log_prob_is_not_a_number() {
+    let noted = note(finished("s", 1), false, &method(Estimator::Combine));
+    assert_eq!(noted.advantages, None);
+    assert_eq!(noted.advantage_error, None);
+    assert_eq!(noted.loss_mask, Some(vec![1; 3]));
+    assert_eq!(noted.rl_advantages, Some(vec![-1.0; 3]));
+}
+
+#[test]
+fn the_first_usable_candidate_teaches() {
+    let candidates = |lists: [Option<Vec<f32>>; 2]| Turn {
+        teacher_log_probs: Some(lists.to_vec()),
+        ..whole(1)
+    };
+    let second = Some(vec![-0.25, -0.25, -0.25]);
+    for first in [None, Some(vec![-0.1, f32::NAN, -0.3]), Some(vec![-0.1, f32::NEG_INFINITY, 0.0])]
+    {
+        let turn = candidates([first, second.clone()]);
+        assert_eq!(resolve(&turn).unwrap().teacher, Some(1));
+        let noted = note(turn, false, &method(Estimator::Opd));
+        close(&noted.advantages.unwrap(), &[0.25, 1.0, 1.75]);
+    }
+}
+
+#[test]
+fn a_row_that_contradicts_itself_is_refused_by_name() {
+    let nan = vec![Some(-0.5), Some(f32::NAN), None];
+    for (turn, error) in [
+        (
+            Turn { rollout_log_probs: Some(vec![Some(-0.5); 2]), ..whole(1) },
+            "rollout_log_probs has 2 values for 3 response ids",
+        ),
+        (
+            Turn { teacher_log_probs: Some(vec![None, Some(vec![-0.1; 4])]), ..whole(1) },
+            "teacher_log_probs[1] has 4 values for 3 response ids",
+        ),
+        (
+            Turn { teacher_log_probs: Some(vec![None]), ..whole(1) },
+            "teacher_log_probs has 1 values for 2 hints",
+        ),
+        (
+            Turn { response_ids: Some(vec![5, -6, 2]), ..whole(1) },
+            "response_ids has id -6 at token 1",
+        ),
+        (
+            Turn { prompt_ids: Some(vec![-1]), ..whole(1) },
+            "prompt_ids has id -1 at token 0",
+        ),
+        (
+            Turn { rollout_log_probs: Some(nan), ..whole(1) },
+            "rollout_log_probs is not finite at token 1",
+        ),
+        (Turn { score: Some(f32::NAN), ..whole(1) }, "score is NaN"),
+    ] {
+        let noted = note(turn, false, &method(Estimator::Combine));
+        assert_eq!(noted.advantage_error.as_deref(), Some(error));
+        assert_eq!(noted.loss_mask, Some(vec![0; 3]));
+        assert_eq!((noted.advantages, noted.rl_advantages), (None, None));
+    }
+}
+
+#[test]
+fn only_ids_that_were_sampled_are_trained() {
+    let broken = Turn { untrainable_reason: Some("log_probs_misaligned".to_owned()), ..whole(1) };
+    for (turn, reason) in [
+        (broken, "log_probs_misaligned"),
+        (Turn { status: Status::Aborted, ..whole(1) }, "aborted"),
+        (Turn { status: Status::Failed, ..whole(1) }, "failed"),
+        (Turn { token_source: TokenSource::Retokenized, ..whole(1) }, "retokenized"),
+        (Turn { token_source: TokenSource::None, ..whole(1) }, "no_token_ids"),
+        (Turn { prompt_ids: None, ..whole(1) }, "no_token_ids"),
+    ] {
+        let noted = note(turn, false, &method(Estimator::Combine));
+        assert_eq!(noted.sample_reason.as_deref(), Some(reason));
+        assert_eq!((noted.loss_mask, noted.advantages), (Some(vec![0; 3]), None));
+    }
+    let truncated = Turn { status: Status::Truncated, ..whole(1) };
+    let noted = note(truncated, false, &method(Estimator::Combine));
+    assert_eq!((noted.loss_mask, noted.sample_reason), (Some(vec![1; 3]), None));
+}
+
+/// Notes a session, the rule at work.
+fn session(turns: Vec<Turn>, estimator: Estimator) -> Vec<Turn> {
+    let outcomes: Vec<_> = turns.iter().map(outcome).collect();
+    let kept = promoted(&outcomes);
+    let note = |turn: Turn| {
+        let promoted = kept.contains(&turn.turn_id);
+        note(turn, promoted, &method(estimator))
+    };
+    turns.into_iter().map(note).collect()
+}
+
+#[test]
+fn at_least_one_promotes_the_first_neutral_turn() {
+    let scored = |number, score| Turn { score: Some(score), ..without_hint(number) };
+    let flags = |turns: Vec<Turn>| {
+        let noted = session(turns, Estimator::Combine);
+        noted.iter().map(|turn| turn.promoted.unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(flags(vec![scored(1, 0.0), scored(2, 0.0), scored(3, 1.0)]), [true, false, false]);
+    assert_eq!(flags(vec![scored(1, 1.0), scored(2, 0.0)]), [false, false]);
+    // By the turns' places, not by the order of the rows.
+    assert_eq!(flags(vec![scored(2, 0.0), scored(1, -1.0)]), [false, false]);
+    let unjudged = Turn { score: None, ..without_hint(1) };
+    assert_eq!(flags(vec![unjudged, scored(2, 0.0)]), [false, true]);
+    let stated = Turn { reward_explicit: Some(0.0), ..scored(1, 0.0) };
+    assert_eq!(flags(vec![stated]), [false]);
+    let lost = Turn { status: Status::Failed, ..scored(1, 0.0) };
+    assert_eq!(flags(vec![lost, scored(2, 0.0)]), [false, true]);
+}
+
+#[test]
+fn a_promoted_turn_teaches_only_with_a_hint() {
+    let neutral = |turn: Turn| Turn { score: Some(0.0), ..turn };
+    let noted = session(vec![neutral(whole(1))], Estimator::Grpo);
+    assert_eq!(noted[0].promoted, Some(true));
+    close(noted[0].advantages.as_ref().unwrap(), &[0.4, 1.05, 1.7]);
+    let noted = session(vec![neutral(without_hint(1))], Estimator::Grpo);
+    assert_eq!(noted[0].sample_reason.as_deref(), Some("promoted_without_signal"));
+    assert_eq!((noted[0].loss_mask.clone(), noted[0].promoted), (Some(vec![0; 3]), Some(true)));
+}
+
+#[test]
+fn groups_are_normalised_without_the_numbers_that_are_none() {
+    let normalize = |rewards: &[f32], groups: &[u8]| normalize_groups(rewards, groups, Scale::Std);
+    assert_eq!(normalize(&[1.0], &[0]), [0.0]);
+    assert_eq!(normalize(&[1.0, 1.0], &[0, 0]), [0.0, 0.0]);
+    assert_eq!(normalize(&[0.1, 0.1, 0.1], &[0, 0, 0]), [0.0; 3]);
+    let found = normalize(&[1.0, f32::NAN, 3.0], &[0, 0, 0]);
+    assert!(found[1].is_nan());
+    // std unbiased of 1 and 3 is sqrt(2).
+    close(&[found[0], found[2]], &[-0.707_106_3, 0.707_106_3]);
+    let found = normalize(&[1.0, -1.0, 0.0, 1.0, 1.0], &[0, 0, 1, 1, 2]);
+    assert!(found.iter().all(|value| value.abs() < 1.0), "{found:?}");
+    assert_eq!(found[4], 0.0);
+}
+
+#[test]
+fn the_summary_counts_and_warns() {
+    let turns = vec![
+        whole(1),
+        Turn { score: Some(1.0), ..without_hint(2) },
+        Turn { score: None, ..without_hint(3) },
+        Turn { score: Some(f32::NAN), ..whole(4) },
+        finished("s", 5),
+    ];
+    let mut summary = Summary::default();
+    let combine = method(Estimator::Combine);
+    for turn in session(turns, Estimator::Combine) {
+        summary.add(&turn, &combine);
+    }
+    assert_eq!((summary.rows, summary.refused, summary.without_log_probs), (5, 1, 1));
+    assert_eq!(summary.of_kind(SampleKind::OpdRl), 2);
+    assert_eq!(summary.of_kind(SampleKind::Rl), 1);
+    assert_eq!(summary.of_kind(SampleKind::None), 2);
+    assert_eq!(summary.reasons["no_valid_vote, no_hint"], 1);
+    assert_eq!((summary.tokens, summary.advantages.count), (9, 6));
+    assert_eq!(summary.warnings(), Vec::<String>::new());
+    let mut equal = Summary { rows: 1, ..Summary::default() };
+    equal.advantages.add(0.5);
+    equal.distilled.add(0.0);
+    let warnings = equal.warnings().join("\n");
+    for word in ["hardly differ", "every distillation advantage is 0", "all advantages are positive"]
+    {
+        assert!(warnings.contains(word), "{word}: {warnings}");
+    }
+}
+
+#[test]
+fn the_spread_of_nothing_is_not_known() {
+    let mut spread = Spread::default();
+    assert_eq!((spread.mean(), spread.std(), spread.share_zero()), (None, None, None));
+    [1.0, 0.0, -1.0, 0.0].into_iter().for_each(|value| spread.add(value));
+    assert_eq!((spread.mean(), spread.share_zero()), (Some(0.0), Some(0.5)));
+    assert_eq!(spread.std(), Some(0.5_f64.sqrt()));
+}
+
+fn cases(function: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(golden().join("api/cases.json")).unwrap();
+    let cases: Vec<Value> = serde_json::from_str(&text).unwrap();
+    cases.into_iter().filter(|case| case["fn"].as_str().unwrap().starts_with(function)).collect()
+}
+
+fn numbers(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap() as f32).collect()
+}
+
+#[test]
+fn golden_group_normalisation() {
+    let cases = cases("post_process_rewards(grpo)");
+    assert!(!cases.is_empty());
+    for case in cases {
+        let input = &case["input"];
+        let rewards = numbers(&input["rewards"]);
+        let groups = numbers(&input["group_index"]);
+        let groups: Vec<i64> = groups.iter().map(|group| *group as i64).collect();
+        let found = match (&input["rewards_normalization"], &input["grpo_std_normalization"]) {
+            (Value::Bool(false), _) => rewards,
+            (_, Value::Bool(true)) => normalize_groups(&rewards, &groups, Scale::Std),
+            _ => normalize_groups(&rewards, &groups, Scale::Mean),
+        };
+        close(&found, &numbers(&case["output"]));
+    }
+}
+
+/// Deliberate difference: the reference trains a promoted turn with mask 1 and
+/// reward 0, which is no gradient; here such a turn is marked and masked.
+#[test]
+fn golden_at_least_one() {
+    let cases = cases("rl_submit_sequence");
+    assert!(!cases.is_empty());
+    for case in cases {
+        let inputs = case["input"].as_array().unwrap();
+        let turn = |(index, input): (usize, &Value)| Turn {
+            score: input["score"].as_f64().map(|score| score as f32),
+            next_state_kind: match input["has_next_state"] {
+                Value::Bool(true) => NextStateKind::User,
+                _ => NextStateKind::None,
+            },
+            ..without_hint(index as u32 + 1)
+        };
+        let noted = session(inputs.iter().enumerate().map(turn).collect(), Estimator::Grpo);
+        for (noted, wanted) in noted.iter().zip(case["output"].as_array().unwrap()) {
+            let (mask, reward) = (numbers(&wanted["loss_mask"]), wanted["reward"].as_f64().unwrap());
+            let trained = mask.contains(&1.0);
+            assert_eq!(noted.promoted, Some(trained && reward == 0.0));
+            let signal = trained && reward != 0.0;
+            assert_eq!(noted.loss_mask, Some(vec![i8::from(signal); 3]));
+            assert_eq!(noted.advantages.as_ref().map(|all| f64::from(all[0])), signal.then_some(reward));
+        }
+    }
+}
+
+/// Deliberate difference: the reference pads and cuts lists that do not fit, and
+/// takes a reward-only sample's own log-probs for the teacher's. Here a row
+/// whose lists do not fit is refused, and a row without a hint has no teacher.
+#[test]
+fn golden_sample_assembly() {
+    let mut seen = 0;
+    for function in
+        ["combine_submit_turn_sample", "opd_submit_turn_sample", "combine_submit_rl_turn_sample"]
+    {
+        for case in cases(function) {
+            seen += 1;
+            let (input, output) = (&case["input"], &case["output"]);
+            let ids = |value: &Value| numbers(value).iter().map(|id| *id as i32).collect::<Vec<_>>();
+            let rollout = numbers(&input["turn"]["response_logprobs"]);
+            let teacher = input.get("opd").map(|opd| numbers(&opd["teacher_log_probs"]));
+            let reward = input.get("reward").or_else(|| input.get("eval_score"));
+            let turn = Turn {
+                prompt_ids: Some(ids(&input["turn"]["prompt_ids"])),
+                response_ids: Some(ids(&input["turn"]["response_ids"])),
+                rollout_log_probs: Some(rollout.iter().copied().map(Some).collect()),
+                hints: teacher.is_some().then(|| vec!["a hint".to_owned()]),
+                teacher_log_probs: teacher.clone().map(|teacher| vec![Some(teacher)]),
+                score: reward.and_then(Value::as_f64).map(|reward| reward as f32),
+                ..captured("s", 1)
+            };
+            let fits = rollout.len() == 4 && teacher.as_ref().is_none_or(|list| list.len() == 4);
+            let found = resolve(&turn);
+            if !fits {
+                assert!(found.is_err(), "{case}");
+                continue;
+            }
+            let found = found.unwrap();
+            assert_eq!(numbers(&output["loss_mask"]), [1.0; 4]);
+            assert_eq!(found.mask, Some(vec![1; 4]));
+            assert_eq!(found.teacher_log_probs(&turn).map(<[f32]>::to_vec), teacher);
+            if let Some(reward) = reward {
+                assert_eq!(found.reward.map(f64::from), output["reward"]["score"].as_f64());
+                assert_eq!(found.reward.map(f64::from), reward.as_f64());
+            }
+        }
+    }
+    assert!(seen > 0);
+}
+
+#[test]
+fn evidence_without_a_signal_gives_nothing() {
+    let old = [-1.0, -2.0];
+    let none = Evidence { reward: Some(0.0), teacher: None, old: &old, promoted: false };
+    for estimator in Estimator::ALL {
+        assert_eq!(advantage::advantages(&method(estimator), &none), None);
+    }
+}

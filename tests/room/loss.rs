@@ -1,1 +1,199 @@
+//! The losses by hand: where the recorded cases do not bite, and where numbers
+//! run away.
 
+use oclaw::loss::{self, Clip, KlKind, Reduction};
+use tch::{Kind, Tensor};
+
+const CLIP: Clip = Clip { low: 0.2, high: 0.28, dual: None };
+
+fn vector(values: &[f32]) -> Tensor {
+    Tensor::from_slice(values)
+}
+
+fn leaf(values: &[f32]) -> Tensor {
+    vector(values).set_requires_grad(true)
+}
+
+fn floats(tensor: &Tensor) -> Vec<f32> {
+    Vec::try_from(tensor.to_kind(Kind::Float)).unwrap()
+}
+
+#[track_caller]
+fn close(found: &Tensor, wanted: &[f32]) {
+    let found = floats(found);
+    assert_eq!(found.len(), wanted.len());
+    for (found, wanted) in found.iter().zip(wanted) {
+        assert!((found - wanted).abs() < 1e-5 * (1.0 + wanted.abs()), "{found} is not {wanted}");
+    }
+}
+
+#[test]
+fn ratio_one_gives_minus_the_advantage() {
+    let log_probs = leaf(&[-1.0, -2.0, -3.0]);
+    let ratio = loss::log_ratio(&log_probs, &vector(&[-1.0, -2.0, -3.0]));
+    let found = loss::ppo_clip(&ratio, &vector(&[1.0, -0.5, 0.0]), &CLIP);
+    close(&found.loss, &[-1.0, 0.5, 0.0]);
+    found.loss.sum(Kind::Float).backward();
+    // More of what was good: the log-prob of a positive advantage must rise.
+    close(&log_probs.grad(), &[-1.0, 0.5, 0.0]);
+}
+
+#[test]
+fn the_clip_below_inside_and_above() {
+    let ratios: Vec<f32> = [0.5_f32, 0.9, 1.5].iter().map(|ratio| ratio.ln()).collect();
+    let good = loss::ppo_clip(&vector(&ratios), &vector(&[1.0; 3]), &CLIP);
+    close(&good.loss, &[-0.5, -0.9, -1.28]);
+    close(&good.clipped, &[0.0, 0.0, 1.0]);
+    let bad = loss::ppo_clip(&vector(&ratios), &vector(&[-1.0; 3]), &CLIP);
+    close(&bad.loss, &[0.8, 0.9, 1.5]);
+    close(&bad.clipped, &[1.0, 0.0, 0.0]);
+    let dual = Clip { dual: Some(1.2), ..CLIP };
+    close(&loss::ppo_clip(&vector(&ratios), &vector(&[-1.0; 3]), &dual).loss, &[0.8, 0.9, 1.2]);
+}
+
+/// Old log-prob -1000 against new -1, and the reverse.
+#[test]
+fn a_ratio_out_of_bounds_stays_finite() {
+    for (new, old) in [(-1.0, -1000.0), (-1000.0, -1.0), (-1.0, -1.0)] {
+        for advantage in [0.0, 1.0, -1.0] {
+            let log_probs = leaf(&[new]);
+            let ratio = loss::log_ratio(&log_probs, &vector(&[old]));
+            let found = loss::ppo_clip(&ratio, &vector(&[advantage]), &CLIP);
+            found.loss.sum(Kind::Float).backward();
+            let (value, gradient) = (floats(&found.loss)[0], floats(&log_probs.grad())[0]);
+            assert!(value.is_finite() && gradient.is_finite(), "{new} {old} {advantage}");
+            if new != old {
+                assert_eq!(gradient, 0.0, "no gradient beyond the limit");
+            }
+        }
+    }
+    let visible = loss::log_ratio(&vector(&[f32::NAN]), &vector(&[-1.0]));
+    assert!(floats(&visible)[0].is_nan());
+}
+
+#[test]
+fn gspo_clips_by_the_sequence() {
+    // Means of the log-ratios: 0.5 (ratio 1.6487) and 0.1 (1.1052).
+    let log_probs = leaf(&[0.9, 0.1, 0.2, 0.0]);
+    let ratio = loss::log_ratio(&log_probs, &vector(&[0.0; 4]));
+    let ratio = loss::sequence_mean(&ratio, &[2, 2]);
+    close(&ratio, &[0.5, 0.5, 0.1, 0.1]);
+    let found = loss::ppo_clip(&ratio, &vector(&[1.0; 4]), &CLIP);
+    close(&found.loss, &[-1.28, -1.28, -1.105_170_9, -1.105_170_9]);
+    close(&found.clipped, &[1.0, 1.0, 0.0, 0.0]);
+    found.loss.sum(Kind::Float).backward();
+    // Two tokens, each with half of the ratio in its mean.
+    close(&log_probs.grad(), &[0.0, 0.0, -1.105_170_9, -1.105_170_9]);
+}
+
+#[test]
+fn opsm_drops_bad_tokens_of_sequences_that_drifted() {
+    // Means of lo - lc: 0.3, above 0.2; then 0.1, below.
+    let ratio = vector(&[-0.6, 0.0, -0.2, 0.0]);
+    let advantages = vector(&[-1.0, 1.0, -1.0, 1.0]);
+    let keep = loss::opsm_keep(&ratio, &advantages, &[2, 2], 0.2);
+    close(&keep, &[0.0, 1.0, 1.0, 1.0]);
+}
+
+#[test]
+fn cispo_weighs_the_log_prob() {
+    let log_probs = leaf(&[-1.0, -1.0, -1.0]);
+    // Ratios 1.5, 1, 0.5.
+    let old = vector(&[-1.405_465_1, -1.0, -0.306_852_8]);
+    let found = loss::cispo(&log_probs, &old, &vector(&[1.0, 1.0, -1.0]), &CLIP);
+    close(&found.loss, &[1.28, 1.0, -0.8]);
+    close(&found.clipped, &[1.0, 0.0, 1.0]);
+    found.loss.sum(Kind::Float).backward();
+    close(&log_probs.grad(), &[-1.28, -1.0, 0.8]);
+}
+
+#[test]
+fn importance_weights_are_cut_or_dropped() {
+    let old = vector(&[0.0, 0.0, 0.0]);
+    // Weights 3, 1, 0.25.
+    let rollout = vector(&[-1.098_612_3, 0.0, 1.386_294_4]);
+    close(&loss::truncated_importance(&old, &rollout, 0.0, 2.0), &[2.0, 1.0, 0.25]);
+    close(&loss::icepop_importance(&old, &rollout, 0.5, 2.0), &[0.0, 1.0, 0.0]);
+}
+
+#[test]
+fn a_reference_far_away_stays_finite() {
+    for kind in [KlKind::K3, KlKind::LowVar] {
+        let log_probs = leaf(&[-900.0, -1.0]);
+        let kl = loss::approximate_kl(kind, &log_probs, &vector(&[-1.0, -900.0]), None);
+        kl.sum(Kind::Float).backward();
+        assert!(floats(&kl).iter().chain(&floats(&log_probs.grad())).all(|x| x.is_finite()));
+    }
+}
+
+#[test]
+fn reductions_weigh_samples_or_tokens() {
+    assert_eq!(loss::weights(&[2, 0, 1], Reduction::Sample), [1.0 / 6.0, 1.0 / 6.0, 1.0 / 3.0]);
+    // The sample without tokens counts as one.
+    assert_eq!(loss::weights(&[2, 0, 1], Reduction::Token), [0.25; 3]);
+    assert_eq!(loss::weights(&[0, 0], Reduction::Sample), Vec::<f32>::new());
+    let nothing = loss::reduce(&vector(&[]), &vector(&[]));
+    assert_eq!(nothing.double_value(&[]), 0.0);
+}
+
+#[test]
+fn one_value_alone_has_no_variance() {
+    close(&loss::whiten(&vector(&[3.0])), &[0.0]);
+    close(&loss::whiten(&vector(&[1.0, 3.0])), &[-0.707_106_8, 0.707_106_8]);
+}
+
+/// Central differences, in double precision, away from kinks.
+fn check_gradient(name: &str, at: &[f64], function: impl Fn(&Tensor) -> Tensor) {
+    let point = Tensor::from_slice(at).set_requires_grad(true);
+    function(&point).sum(Kind::Double).backward();
+    let gradient: Vec<f64> = Vec::try_from(point.grad()).unwrap();
+    let step = 1e-6;
+    for (index, found) in gradient.iter().enumerate() {
+        let value = |by: f64| {
+            let mut moved = at.to_vec();
+            moved[index] += by;
+            function(&Tensor::from_slice(&moved)).sum(Kind::Double).double_value(&[])
+        };
+        let wanted = (value(step) - value(-step)) / (2.0 * step);
+        assert!((found - wanted).abs() < 1e-6 * (1.0 + wanted.abs()), "{name}[{index}]: {found}, {wanted}");
+    }
+}
+
+#[test]
+fn gradients_agree_with_finite_differences() {
+    let at = [-1.0, -0.5, -2.5, -0.7];
+    let old = Tensor::from_slice(&[-1.1_f64, -0.55, -2.0, -1.9]);
+    let advantages = Tensor::from_slice(&[1.0_f64, -0.5, -2.0, 0.75]);
+    for clip in [CLIP, Clip { dual: Some(1.5), ..CLIP }] {
+        check_gradient("ppo_clip", &at, |x| {
+            loss::ppo_clip(&loss::log_ratio(x, &old), &advantages, &clip).loss
+        });
+        check_gradient("gspo", &at, |x| {
+            let ratio = loss::sequence_mean(&loss::log_ratio(x, &old), &[2, 2]);
+            loss::ppo_clip(&ratio, &advantages, &clip).loss
+        });
+    }
+    for kind in [KlKind::K1, KlKind::K2, KlKind::K3, KlKind::LowVar] {
+        check_gradient("kl", &at, |x| loss::approximate_kl(kind, x, &old, None));
+        check_gradient("unbiased kl", &at, |x| {
+            let ratio = loss::log_ratio(x, &advantages).exp();
+            loss::approximate_kl(kind, x, &old, Some(&ratio))
+        });
+    }
+    let teacher = Tensor::from_slice(&[-0.9_f64, -1.5, -1.2, -1.6]).view([2, 2]);
+    check_gradient("topk_kl", &at, |x| {
+        let student = x.view([2, 2]).log_softmax(-1, Kind::Double) - 0.2;
+        let terms = loss::topk_kl(&student, &teacher);
+        terms.kl - terms.entropy * 0.5
+    });
+    check_gradient("whiten", &at, |x| loss::whiten(x) * &advantages);
+}
+
+#[test]
+fn log_probs_and_entropy_by_hand() {
+    let logits = vector(&[0.0, 3.0_f32.ln(), 0.0, 0.0]).view([2, 2]);
+    let ids = Tensor::from_slice(&[1_i64, 0]);
+    close(&loss::log_probs(&logits, &ids), &[0.75_f32.ln(), 0.5_f32.ln()]);
+    let uneven = -(0.75 * 0.75_f32.ln() + 0.25 * 0.25_f32.ln());
+    close(&loss::entropy(&logits), &[uneven, 2.0_f32.ln()]);
+}

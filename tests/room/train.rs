@@ -1,1 +1,528 @@
+//! Training on the tiny models: which rows, which way, how often, and what is
+//! left on the disk.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use oclaw::advantage::{self, Estimator, Method};
+use oclaw::loss::{Clip, KlKind, Reduction};
+use oclaw::model::{Dtype, LoadOptions, Model};
+use oclaw::train::{
+    Admission, Error, Importance, OldLogProbs, Options, Prepared, Rates, Sample, Terms, Trained,
+    Trainer, admit, gradients, read_record, sample_log_probs, zero_gradients,
+};
+use oclaw::trajectory::words::LogProbKind;
+use oclaw::trajectory::{Sampling, Turn};
+use tch::{Kind, Tensor};
+
+use crate::forge::{captured, finished};
+use crate::harness::models;
+
+fn admission(estimator: Estimator) -> Admission {
+    Admission {
+        method: Method::new(estimator),
+        old_log_probs: OldLogProbs::Recompute,
+        max_staleness: 4,
+        version_aliases: BTreeMap::from([("default".to_owned(), 0)]),
+        assume_temperature: None,
+        vocabulary: 1024,
+    }
+}
+
+fn terms() -> Terms {
+    Terms {
+        clip: Clip { low: 0.2, high: 0.28, dual: Some(3.0) },
+        importance: Importance::Truncated { low: 0.0, high: 2.0 },
+        kl: KlKind::LowVar,
+        kl_coefficient: 0.0,
+        entropy_coefficient: 0.0,
+        reduction: Reduction::Sample,
+    }
+}
+
+fn options(model: &str, out: &Path) -> Options {
+    Options {
+        model: Some(models().join(model)),
+        out: out.to_owned(),
+        admission: admission(Estimator::Combine),
+        terms: terms(),
+        rates: Rates { learning_rate: 1e-3, ..Rates::default() },
+        epochs: 1,
+        tokens_per_pass: 64,
+        dtype: None,
+        keep: 6,
+        seed: 0,
+        settings: serde_json::Value::Null,
+    }
+}
+
+/// A noted turn: judged, without a hint.
+fn judged(number: u32, score: f32) -> Turn {
+    let first = 5 + number as i32;
+    let turn = Turn {
+        score: Some(score),
+        response_ids: Some(vec![first, first + 300, 1017]),
+        ..captured("s", number)
+    };
+    advantage::note(turn, false, &Method::new(Estimator::Combine))
+}
+
+fn batch(numbers: std::ops::RangeInclusive<u32>) -> Vec<Turn> {
+    numbers.map(|number| judged(number, if number % 2 == 0 { -1.0 } else { 1.0 })).collect()
+}
+
+/// Trains turns as one batch.
+fn train(trainer: &mut Trainer, turns: Vec<Turn>) -> Option<Trained> {
+    let samples = trainer.collect(&mut VecDeque::from(turns), None);
+    trainer.train(samples).unwrap()
+}
+
+fn policy(trained: Option<Trained>) -> PathBuf {
+    trained.unwrap().policy.unwrap()
+}
+
+fn bytes(policy: &Path, file: &str) -> Vec<u8> {
+    fs::read(policy.join(file)).unwrap()
+}
+
+fn response_log_prob(model: &Model, turn: &Turn) -> f32 {
+    let sample = admit(turn, 0, &admission(Estimator::Combine)).unwrap();
+    sample_log_probs(model, &[&sample], 64)[0].own.iter().sum()
+}
+
+#[test]
+fn a_praised_answer_rises_and_a_blamed_one_falls() {
+    for model in ["tiny-qwen3", "tiny-qwen2", "tiny-llama"] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut trainer = Trainer::open(options(model, folder.path())).unwrap();
+        let turns = vec![judged(1, 1.0), judged(2, -1.0)];
+        let before: Vec<f32> =
+            turns.iter().map(|turn| response_log_prob(trainer.model(), turn)).collect();
+        let trained = train(&mut trainer, turns.clone()).unwrap();
+        assert_eq!(trained.metrics.advantage_mean, Some(0.0));
+        assert_eq!((trained.metrics.turns, trained.metrics.tokens), (2, 6));
+        // Old and current log-probs come from the same weights.
+        assert!(trained.metrics.approximate_kl.unwrap().abs() < 1e-6);
+        let after = |index: usize| response_log_prob(trainer.model(), &turns[index]);
+        assert!(after(0) > before[0], "{model}: {} {}", after(0), before[0]);
+        assert!(after(1) < before[1], "{model}: {} {}", after(1), before[1]);
+    }
+}
+
+#[test]
+fn a_policy_is_a_whole_model_folder() {
+    for model in ["tiny-qwen3", "tiny-llama"] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut trainer = Trainer::open(options(model, folder.path())).unwrap();
+        let turns = batch(1..=2);
+        let policy = policy(train(&mut trainer, turns.clone()));
+        assert_eq!(policy, folder.path().join("step-000001"));
+        assert_eq!(fs::read_link(folder.path().join("latest")).unwrap(), Path::new("step-000001"));
+        let saved = Model::load(&policy, &LoadOptions::default()).unwrap();
+        for turn in &turns {
+            let wanted = response_log_prob(trainer.model(), turn);
+            assert_eq!(response_log_prob(&saved, turn), wanted, "{model}");
+        }
+        let shapes = |folder: &Path| {
+            let tensors = Tensor::read_safetensors(folder.join("model.safetensors")).unwrap();
+            let shape = |(name, tensor): &(String, Tensor)| (name.clone(), tensor.size(), tensor.kind());
+            let mut shapes: Vec<_> = tensors.iter().map(shape).collect();
+            shapes.sort_by(|a, b| a.0.cmp(&b.0));
+            shapes
+        };
+        assert_eq!(shapes(&policy), shapes(&models().join(model)));
+        for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+            assert!(policy.join(file).exists(), "{file}");
+        }
+        let record = read_record(&policy).unwrap();
+        assert_eq!((record.step, record.updates, record.dtype.as_str()), (1, 1, "f32"));
+    }
+}
+
+#[test]
+fn same_turns_same_weights() {
+    let run = || {
+        let folder = tempfile::tempdir().unwrap();
+        let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+        let policy = policy(train(&mut trainer, batch(1..=5)));
+        (bytes(&policy, "model.safetensors"), bytes(&policy, "oclaw/optimizer.safetensors"))
+    };
+    assert!(run() == run());
+}
+
+/// Four steps are two, a restart, and two more, to the bit.
+#[test]
+fn a_restart_changes_nothing() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let open = |folder: &Path| {
+            let options = Options { dtype: Some(dtype), ..options("tiny-qwen3", folder) };
+            Trainer::open(options).unwrap()
+        };
+        let mut trainer = open(whole.path());
+        for step in 0..4 {
+            train(&mut trainer, batch(2 * step + 1..=2 * step + 2)).unwrap();
+        }
+        for half in 0..2 {
+            let mut trainer = open(halves.path());
+            assert_eq!(trainer.step(), half * 2);
+            for step in 2 * half as u32..2 * half as u32 + 2 {
+                train(&mut trainer, batch(2 * step + 1..=2 * step + 2)).unwrap();
+            }
+        }
+        let policies = [whole.path().join("latest"), halves.path().join("latest")];
+        for file in ["model.safetensors", "oclaw/optimizer.safetensors", "oclaw/ledger.parquet"] {
+            assert!(bytes(&policies[0], file) == bytes(&policies[1], file), "{dtype}: {file}");
+        }
+        let kind = Tensor::read_safetensors(policies[0].join("model.safetensors")).unwrap()[0].1.kind();
+        assert_eq!(kind, if dtype == Dtype::F32 { Kind::Float } else { Kind::BFloat16 });
+    }
+}
+
+#[test]
+fn no_turn_is_trained_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    let twice = [batch(1..=2), batch(1..=2)].concat();
+    let trained = train(&mut trainer, twice).unwrap();
+    assert_eq!(trained.metrics.turns, 2);
+    assert_eq!(trainer.refused()["already_trained"], 2);
+    drop(trainer);
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    assert_eq!(train(&mut trainer, batch(1..=2)), None);
+    let trained = train(&mut trainer, batch(1..=3)).unwrap();
+    assert_eq!((trained.metrics.turns, trained.metrics.step), (1, 2));
+    let entry = trainer.ledger().entry("s-turn-1").unwrap();
+    assert_eq!((entry.step, entry.refused.as_deref()), (1, None));
+    assert_eq!(trainer.ledger().trained(), 3);
+}
+
+/// 23 turns at 16 a batch; with 9 more, all 32 are used.
+#[test]
+fn what_does_not_fill_a_batch_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    let mut run = |turns: Vec<Turn>| {
+        let mut queue = VecDeque::from(turns);
+        let mut left = 0;
+        while left == 0 && !queue.is_empty() {
+            let samples = trainer.collect(&mut queue, Some(16));
+            match samples.len() {
+                16 => assert!(trainer.train(samples).unwrap().is_some()),
+                fewer => left = fewer,
+            }
+        }
+        (left, trainer.ledger().trained())
+    };
+    assert_eq!(run(batch(1..=23)), (7, 16));
+    assert_eq!(run(batch(1..=32)), (0, 32));
+}
+
+#[test]
+fn nothing_to_learn_moves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    let masked = Turn { loss_mask: Some(vec![0; 3]), ..judged(1, 1.0) };
+    assert_eq!(train(&mut trainer, vec![masked, judged(2, 0.0)]), None);
+    assert_eq!(train(&mut trainer, Vec::new()), None);
+    assert_eq!(trainer.refused()["judged_neutral, no_hint"], 1);
+    assert!(!folder.path().join("latest").exists());
+    // Advantages that are all 0: weight decay must not move the weights.
+    let reward_only = Method { reward_weight: 0.0, ..Method::new(Estimator::Combine) };
+    drop(trainer);
+    let admission = Admission { method: reward_only, ..admission(Estimator::Combine) };
+    let options = Options { admission, ..options("tiny-qwen3", folder.path()) };
+    let mut trainer = Trainer::open(options).unwrap();
+    assert_eq!(train(&mut trainer, batch(1..=2)), None);
+    assert_eq!(trainer.refused()["zero_advantage"], 2);
+    assert!(!folder.path().join("latest").exists());
+}
+
+#[test]
+fn a_policy_of_the_wrong_age_is_refused() {
+    let of = |version: Option<&str>| Turn {
+        weight_version: version.map(str::to_owned),
+        ..judged(1, 1.0)
+    };
+    let admission = Admission { max_staleness: 1, ..admission(Estimator::Combine) };
+    let reason = |turn: &Turn| admit(turn, 5, &admission).map(|sample| sample.staleness);
+    assert_eq!(reason(&of(Some("5"))), Ok(0));
+    assert_eq!(reason(&of(Some("4"))), Ok(1));
+    for (version, wanted) in [
+        (Some("3"), "stale"),
+        (Some("0"), "stale"),
+        (Some("default"), "stale"),
+        (Some("6"), "version_from_the_future"),
+        (Some("v1"), "version_unknown"),
+        (None, "version_missing"),
+    ] {
+        let refusal = reason(&of(version)).unwrap_err();
+        assert_eq!((refusal.reason.as_str(), refusal.fault), (wanted, None));
+    }
+    let named = |name: &str| Admission {
+        version_aliases: BTreeMap::from([(name.to_owned(), 5)]),
+        ..admission.clone()
+    };
+    assert!(admit(&of(Some("v1")), 5, &named("v1")).is_ok());
+    assert!(admit(&of(None), 5, &named("none")).is_ok());
+}
+
+#[test]
+fn the_temperature_of_ratios_is_that_of_the_servers_log_probs() {
+    let of = |temperature, log_prob_kind| Turn {
+        sampling: Sampling { temperature, log_prob_kind, ..Sampling::default() },
+        ..judged(1, 1.0)
+    };
+    let plain = admission(Estimator::Combine);
+    let found = |turn: &Turn, admission: &Admission| {
+        admit(turn, 0, admission).map(|sample| sample.temperature).map_err(|error| error.reason)
+    };
+    assert_eq!(found(&of(Some(0.5), LogProbKind::Raw), &plain), Ok(1.0));
+    assert_eq!(found(&of(Some(0.5), LogProbKind::Tempered), &plain), Ok(0.5));
+    assert_eq!(found(&of(Some(0.0), LogProbKind::Tempered), &plain), Ok(1.0));
+    let unknown = Err("temperature_unknown".to_owned());
+    assert_eq!(found(&of(None, LogProbKind::Tempered), &plain), unknown);
+    assert_eq!(found(&of(Some(0.5), LogProbKind::Unknown), &plain), unknown);
+    let assumed = Admission { assume_temperature: Some(0.25), ..plain };
+    assert_eq!(found(&of(Some(0.5), LogProbKind::Unknown), &assumed), Ok(0.25));
+}
+
+#[test]
+fn a_broken_row_is_refused_by_name_and_the_others_train() {
+    let broken = [
+        Turn { advantage_error: Some("no luck".to_owned()), ..judged(1, 1.0) },
+        Turn { rollout_log_probs: Some(vec![Some(-0.5); 2]), ..judged(2, 1.0) },
+        Turn { rollout_log_probs: Some(vec![Some(f32::NAN); 3]), ..judged(3, 1.0) },
+        Turn { loss_mask: Some(vec![1; 2]), ..judged(4, 1.0) },
+        Turn { response_ids: Some(vec![5, 1024, 2]), ..judged(5, 1.0) },
+        Turn { response_ids: Some(vec![5, -1, 2]), ..judged(6, 1.0) },
+        Turn { reward: Some(f32::NAN), ..judged(7, 1.0) },
+        Turn { teacher_log_probs: Some(vec![Some(vec![-0.5; 4])]), ..judged(8, 1.0) },
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    let count = broken.len();
+    let trained = train(&mut trainer, [broken.to_vec(), batch(9..=10)].concat()).unwrap();
+    assert_eq!(trained.metrics.turns, 2);
+    assert_eq!(trainer.faults().len(), count);
+    for (number, words) in [
+        (1, "no luck"),
+        (2, "rollout_log_probs has 2 values for 3 response ids"),
+        (3, "rollout_log_probs is not finite at token 0"),
+        (4, "loss_mask has 2 values for 3 response ids"),
+        (5, "token id 1024 is not among the model's 1024"),
+        (6, "response_ids has id -1 at token 1"),
+        (7, "reward is NaN"),
+        (8, "teacher_log_probs[0] has 4 values for 3 response ids"),
+    ] {
+        let name = format!("s-turn-{number}");
+        let fault = trainer.faults().iter().find(|fault| fault.turn_id == name).unwrap();
+        assert!(fault.problem.contains(words), "{}", fault.problem);
+        assert!(trainer.ledger().entry(&name).unwrap().refused.is_some());
+    }
+}
+
+fn prepared(turn: &Turn, mask: [bool; 3], junk: f32) -> Prepared {
+    let sample = admit(turn, 0, &admission(Estimator::Combine)).unwrap();
+    let fill = |value: f32| mask.map(|flag| if flag { value } else { junk }).to_vec();
+    Prepared {
+        old_log_probs: fill(-7.0),
+        reference_log_probs: None,
+        advantages: fill(0.5),
+        sample: Sample {
+            mask: mask.to_vec(),
+            rollout: fill(-7.0).into_iter().map(Some).collect(),
+            ..sample
+        },
+    }
+}
+
+/// A mask selects: NaN at a masked place changes nothing, and a token alone has
+/// the loss that an own forward pass gives it.
+#[test]
+fn a_mask_selects() {
+    let options = LoadOptions { trainable: true, ..LoadOptions::default() };
+    let model = Model::load(&models().join("tiny-qwen3"), &options).unwrap();
+    let turn = judged(1, 1.0);
+    let ids = [turn.prompt_ids.clone().unwrap(), turn.response_ids.clone().unwrap()].concat();
+    let ids: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
+    for token in 0..3 {
+        let mut mask = [false; 3];
+        mask[token] = true;
+        let gradient = |junk: f32| {
+            zero_gradients(model.parameters());
+            let measures = gradients(&model, &[prepared(&turn, mask, junk)], &terms(), 64);
+            let flat = model.parameters().iter().map(|(_, weight)| weight.grad().copy().view(-1));
+            (measures.policy_loss, Tensor::cat(&flat.collect::<Vec<_>>(), 0))
+        };
+        let (clean, dirty) = (gradient(0.0), gradient(f32::NAN));
+        assert_eq!(clean.0, dirty.0);
+        assert!(clean.1.equal(&dirty.1) && clean.1.norm().double_value(&[]) > 0.0);
+        zero_gradients(model.parameters());
+        let hidden = model.hidden(&Tensor::from_slice(&ids), &[ids.len() as i64]);
+        let row = 4 + token as i64 - 1;
+        let logits = model.head(&hidden.narrow(0, row, 1));
+        let target = Tensor::from_slice(&[ids[row as usize + 1]]);
+        let ratio = (oclaw::loss::log_probs(&logits, &target) + 7.0).exp();
+        let wanted = -(ratio.minimum(&Tensor::from(1.28_f32)) * 0.5).sum(Kind::Float);
+        assert!((wanted.double_value(&[]) - clean.0).abs() < 1e-4);
+        wanted.backward();
+        let flat = model.parameters().iter().map(|(_, weight)| weight.grad().copy().view(-1));
+        let off = (Tensor::cat(&flat.collect::<Vec<_>>(), 0) - clean.1).abs().max();
+        assert!(off.double_value(&[]) < 1e-4, "token {token}: off by {off}");
+    }
+}
+
+#[test]
+fn a_batch_without_trained_tokens_has_no_loss() {
+    let options = LoadOptions { trainable: true, ..LoadOptions::default() };
+    let model = Model::load(&models().join("tiny-qwen3"), &options).unwrap();
+    let measures = gradients(&model, &[prepared(&judged(1, 1.0), [false; 3], 0.0)], &terms(), 64);
+    assert_eq!((measures.loss, measures.entropy), (0.0, 0.0));
+    assert!(model.parameters().iter().all(|(_, weight)| !weight.grad().defined()));
+}
+
+#[test]
+fn several_epochs_keep_the_old_log_probs() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { epochs: 3, ..options("tiny-qwen3", folder.path()) };
+    let mut trainer = Trainer::open(options).unwrap();
+    let trained = train(&mut trainer, batch(1..=2)).unwrap();
+    assert!(trained.metrics.approximate_kl.unwrap().abs() > 1e-3);
+    assert_eq!(trained.metrics.step, 1);
+    assert_eq!(read_record(&trained.policy.unwrap()).unwrap().updates, 3);
+}
+
+#[test]
+fn hints_pull_towards_the_teacher() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options("tiny-qwen3", folder.path());
+    options.admission = admission(Estimator::Opd);
+    // The teacher is sure of the answer, the model is not.
+    let mut trainer = Trainer::open(options).unwrap();
+    let turn = advantage::note(finished("s", 1), false, &Method::new(Estimator::Opd));
+    let before = response_log_prob(trainer.model(), &turn);
+    let trained = train(&mut trainer, vec![turn.clone(), judged(2, 1.0)]).unwrap();
+    assert_eq!(trained.metrics.turns, 1);
+    assert_eq!(trainer.refused()["no_signal_for_estimator"], 1);
+    assert!(trained.metrics.advantage_min.unwrap() > 0.0);
+    assert!(response_log_prob(trainer.model(), &turn) > before);
+}
+
+#[test]
+fn the_servers_log_probs_can_stand_for_the_old_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options("tiny-qwen3", folder.path());
+    options.admission.old_log_probs = OldLogProbs::Rollout;
+    let mut trainer = Trainer::open(options).unwrap();
+    let without = Turn { rollout_log_probs: None, ..judged(3, 1.0) };
+    let trained = train(&mut trainer, [batch(1..=2), vec![without]].concat()).unwrap();
+    // The last token has no log-prob of the server's and no ratio.
+    assert_eq!((trained.metrics.turns, trained.metrics.tokens), (2, 4));
+    assert_eq!(trained.metrics.importance, Some(1.0));
+    assert!(trained.metrics.log_prob_gap.unwrap() > 0.1, "by a forward pass of the trainer");
+    assert_eq!(trainer.refused()["no_log_probs"], 1);
+}
+
+#[test]
+fn a_step_that_is_not_finite_is_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options("tiny-qwen3", folder.path());
+    options.terms.entropy_coefficient = f64::NAN;
+    let mut trainer = Trainer::open(options).unwrap();
+    let before = response_log_prob(trainer.model(), &judged(1, 1.0));
+    for number in 1..=2 {
+        let trained = train(&mut trainer, batch(number..=number)).unwrap();
+        assert_eq!((trained.policy, trained.metrics.skipped_updates), (None, 1));
+    }
+    assert_eq!(response_log_prob(trainer.model(), &judged(1, 1.0)), before);
+    let samples = trainer.collect(&mut VecDeque::from(batch(3..=3)), None);
+    let error = trainer.train(samples).unwrap_err();
+    assert!(matches!(error, Error::NotFinite { updates: 3 }), "{error}");
+    assert!(!folder.path().join("latest").exists());
+}
+
+#[test]
+fn old_policies_and_states_make_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { keep: 3, ..options("tiny-qwen3", folder.path()) };
+    let mut trainer = Trainer::open(options).unwrap();
+    for number in 1..=5 {
+        train(&mut trainer, batch(number..=number)).unwrap();
+    }
+    let mut names: Vec<String> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, [".lock", "latest", "step-000003", "step-000004", "step-000005"]);
+    let state = |step: &str| folder.path().join(step).join("oclaw/optimizer.safetensors").exists();
+    assert_eq!([state("step-000003"), state("step-000004"), state("step-000005")], [false, true, true]);
+}
+
+#[test]
+fn a_killed_run_leaves_nothing_that_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    train(&mut trainer, batch(1..=2)).unwrap();
+    let wanted = bytes(&policy(train(&mut trainer, batch(3..=4))), "model.safetensors");
+    drop(trainer);
+    // Killed after the rename and before `latest` moved, and amid another write.
+    let latest = folder.path().join("latest");
+    fs::remove_file(&latest).unwrap();
+    std::os::unix::fs::symlink("step-000001", &latest).unwrap();
+    fs::create_dir_all(folder.path().join(".tmp-step-000002-1/oclaw")).unwrap();
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    assert_eq!(trainer.step(), 1);
+    assert!(!folder.path().join(".tmp-step-000002-1").exists());
+    let again = policy(train(&mut trainer, batch(3..=4)));
+    assert!(bytes(&again, "model.safetensors") == wanted);
+    assert_eq!(fs::read_link(&latest).unwrap(), Path::new("step-000002"));
+}
+
+#[test]
+fn without_its_state_the_optimiser_says_that_it_starts_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    let policy = policy(train(&mut trainer, batch(1..=2)));
+    drop(trainer);
+    fs::remove_file(policy.join("oclaw/optimizer.safetensors")).unwrap();
+    let trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    assert!(trainer.notes()[0].contains("starts anew"), "{:?}", trainer.notes());
+    drop(trainer);
+    fs::write(policy.join("oclaw/optimizer.safetensors"), b"cut").unwrap();
+    let error = Trainer::open(options("tiny-qwen3", folder.path())).unwrap_err();
+    assert!(error.to_string().contains("optimizer.safetensors"), "{error}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_used_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |model: Option<&str>, out: &Path| {
+        let model = model.map(|model| models().join(model));
+        Trainer::open(Options { model, ..options("tiny-qwen3", out) }).map(|_| ())
+    };
+    let error = open(None, folder.path()).unwrap_err();
+    assert!(matches!(error, Error::NoModel { .. }), "{error}");
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    let error = open(Some("tiny-qwen3"), folder.path()).unwrap_err();
+    assert!(matches!(error, Error::Locked { .. }), "{error}");
+    train(&mut trainer, batch(1..=2)).unwrap();
+    drop(trainer);
+    let error = open(Some("tiny-llama"), folder.path()).unwrap_err();
+    assert!(matches!(error, Error::OtherBase { .. }), "{error}");
+    open(None, folder.path()).unwrap();
+    fs::remove_file(folder.path().join("latest")).unwrap();
+    fs::write(folder.path().join("latest"), "step-000001\n").unwrap();
+    open(None, folder.path()).unwrap();
+    fs::write(folder.path().join("latest"), "step-000009\n").unwrap();
+    let error = open(None, folder.path()).unwrap_err();
+    assert!(error.to_string().contains("`step-000009` is not there"), "{error}");
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = open(Some("tiny-qwen3"), &file).unwrap_err();
+    assert!(matches!(error, Error::Write { .. }), "{error}");
+    let missing = open(Some("no-such-model"), &folder.path().join("new")).unwrap_err();
+    assert!(missing.to_string().contains("no-such-model"), "{missing}");
+}
