@@ -16,6 +16,7 @@ mod objective;
 mod pack;
 mod policies;
 mod sample;
+mod start;
 mod trainer;
 
 use std::io;
@@ -28,11 +29,10 @@ pub use adamw::{AdamW, Moments, Rates, Update, gradient_norm, zero_gradients};
 pub use checkpoint::{Base, Record, read_record};
 pub use ledger::{Entry, Ledger};
 pub use metrics::Metrics;
-pub use objective::{
-    Importance, LogProbs, Measures, Prepared, Terms, gradients, sample_log_probs,
-};
+pub use objective::{Importance, LogProbs, Measures, Prepared, Terms, gradients, sample_log_probs};
 pub use sample::{Admission, OldLogProbs, Refusal, Sample, admit};
-pub use trainer::{Fault, Options, Trained, Trainer};
+pub use start::Options;
+pub use trainer::{Fault, Trained, Trainer};
 
 /// What ends a run.
 #[derive(Debug, thiserror::Error)]

@@ -329,9 +329,12 @@ fn table(trained: &Trained) -> Table {
     row("  gradient norm", number(metrics.gradient_norm));
     row("  weights changed", number(metrics.weights_changed));
     row("  seconds", format!("{:.1}", metrics.seconds));
-    row("  policy", match &trained.policy {
-        Some(policy) => policy.display().to_string(),
-        None => "skipped".to_owned(),
-    });
+    row(
+        "  policy",
+        match &trained.policy {
+            Some(policy) => policy.display().to_string(),
+            None => "skipped".to_owned(),
+        },
+    );
     table
 }

@@ -8,9 +8,9 @@ use crate::trajectory::words::SampleKind;
 /// Returns the turn with every column of this stage filled. `promoted` tells
 /// whether the at-least-one rule keeps it.
 ///
-/// `advantages` takes the server's log-probs for the old policy's. A row in
-/// which a token has none (servers give none for the end token) gets no
-/// `advantages` here: `train` has log-probs of its own.
+/// `advantages` takes the server's log-probs for the old policy's. Where one is
+/// missing that the estimator needs (servers give none for the end token), the
+/// row gets no `advantages` here: `train` has log-probs of its own.
 pub fn note(mut turn: Turn, promoted: bool, method: &Method) -> Turn {
     let signals = match resolve(&turn) {
         Ok(signals) => signals,
@@ -24,15 +24,14 @@ pub fn note(mut turn: Turn, promoted: bool, method: &Method) -> Turn {
     });
     let trainable = mask.as_ref().is_some_and(|mask| mask.contains(&1));
     let old = behaviour(&turn);
-    turn.advantages = old.filter(|_| trainable).and_then(|old| {
-        let evidence = Evidence {
-            reward: signals.reward,
-            teacher: signals.teacher_log_probs(&turn),
-            old: &old,
-            promoted,
-        };
-        advantages(method, &evidence)
-    });
+    let evidence = Evidence {
+        reward: signals.reward,
+        teacher: signals.teacher_log_probs(&turn),
+        old: &old,
+        promoted,
+    };
+    turn.advantages = advantages(method, &evidence)
+        .filter(|values| trainable && values.iter().all(|value| value.is_finite()));
     turn.rl_advantages = match (&mask, signals.reward) {
         // A taught row without a reward has a reward term of exactly 0.
         (Some(mask), reward) if !silent => Some(grpo(reward.unwrap_or(0.0), mask.len())),
@@ -52,9 +51,14 @@ pub fn note(mut turn: Turn, promoted: bool, method: &Method) -> Turn {
     turn
 }
 
-/// Returns the server's log-probs, if every token has one.
-fn behaviour(turn: &Turn) -> Option<Vec<f32>> {
-    turn.rollout_log_probs.as_ref()?.iter().copied().collect()
+/// Returns the server's log-probs, NaN where it gave none: what is computed
+/// from those shows.
+fn behaviour(turn: &Turn) -> Vec<f32> {
+    let tokens = turn.response_ids.as_ref().map_or(0, Vec::len);
+    match &turn.rollout_log_probs {
+        Some(log_probs) => log_probs.iter().map(|value| value.unwrap_or(f32::NAN)).collect(),
+        None => vec![f32::NAN; tokens],
+    }
 }
 
 fn refuse(mut turn: Turn, error: String) -> Turn {

@@ -98,12 +98,11 @@ impl Summary {
         let Some(mask) = &turn.loss_mask else { return };
         let trained = |token: &usize| mask[*token] == 1;
         self.tokens += (0..mask.len()).filter(trained).count() as u64;
-        let whole =
-            turn.rollout_log_probs.as_ref().is_some_and(|all| all.iter().all(Option::is_some));
+        let taught = matches!(kind, SampleKind::Opd | SampleKind::OpdRl);
         if let Some(advantages) = &turn.advantages {
             let used = (0..mask.len()).filter(trained);
             used.for_each(|token| self.advantages.add(advantages[token]));
-        } else if mask.contains(&1) && !whole {
+        } else if mask.contains(&1) && taught && method.estimator.reads_teacher() {
             self.without_log_probs += 1;
         }
         self.add_distilled(turn, mask, method);

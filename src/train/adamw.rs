@@ -131,9 +131,8 @@ pub fn zero_gradients(parameters: &[(String, Tensor)]) {
 /// Returns the norm of the gradients of all weights together.
 pub fn gradient_norm(parameters: &[(String, Tensor)]) -> f64 {
     let gradients = parameters.iter().map(|(_, tensor)| tensor.grad());
-    let squares = gradients
-        .filter(Tensor::defined)
-        .map(|gradient| gradient.norm().double_value(&[]).powi(2));
+    let squares =
+        gradients.filter(Tensor::defined).map(|gradient| gradient.norm().double_value(&[]).powi(2));
     squares.sum::<f64>().sqrt()
 }
 

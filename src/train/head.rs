@@ -101,9 +101,9 @@ fn logits_gradient(
     let by_log_prob = trained.grad().unsqueeze(-1);
     let probs = log_probs.exp();
     let by_entropy = entropy.grad();
-    let spread = by_entropy.defined().then(|| {
-        (log_probs + entropy.unsqueeze(-1)) * &probs * by_entropy.unsqueeze(-1)
-    });
+    let spread = by_entropy
+        .defined()
+        .then(|| (log_probs + entropy.unsqueeze(-1)) * &probs * by_entropy.unsqueeze(-1));
     let mut gradient = probs * -&by_log_prob;
     let _ = gradient.scatter_add_(-1, &targets.unsqueeze(-1), &by_log_prob);
     match spread {

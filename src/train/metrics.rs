@@ -109,7 +109,7 @@ impl Metrics {
             input_tokens,
             loss: first(|measures| measures.loss),
             policy_loss: first(|measures| measures.policy_loss),
-            reference_kl: first(|measures| measures.reference_kl),
+            reference_kl: updates.first.and_then(|measures| measures.reference_kl).and_then(known),
             entropy: first(|measures| measures.entropy),
             clip_fraction: last(|measures| measures.clip_fraction),
             approximate_kl: last(|measures| measures.approximate_kl),
@@ -129,7 +129,11 @@ impl Metrics {
             advantage_max: (advantages.count > 0).then_some(advantages.max),
             advantage_zero: advantages.share_zero(),
             staleness: stale.mean(),
-            staleness_max: batch.iter().map(|prepared| prepared.sample.staleness).max().unwrap_or(0),
+            staleness_max: batch
+                .iter()
+                .map(|prepared| prepared.sample.staleness)
+                .max()
+                .unwrap_or(0),
             refused: BTreeMap::new(),
             skipped_updates: updates.skipped,
             seconds: 0.0,

@@ -69,7 +69,7 @@ pub struct Measures {
     /// Its policy term.
     pub policy_loss: f64,
     /// KL to the reference policy, if there is one.
-    pub reference_kl: f64,
+    pub reference_kl: Option<f64>,
     /// Entropy of the policy.
     pub entropy: f64,
     /// Share of tokens where the clip decided.
@@ -152,7 +152,7 @@ impl Columns {
         if let Some(reference) = &self.reference {
             let kl = loss::approximate_kl(terms.kl, chunk.log_probs, &part(reference), None);
             let kl = sum(&kl);
-            measures.reference_kl += kl.double_value(&[]);
+            *measures.reference_kl.get_or_insert(0.0) += kl.double_value(&[]);
             total = total + kl * terms.kl_coefficient;
         }
         measures.loss += total.double_value(&[]);

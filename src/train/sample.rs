@@ -91,7 +91,8 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
     let teacher = signals.teacher_log_probs(turn).map(<[f32]>::to_vec);
     let reward = reward(turn)?;
     let promoted = turn.promoted == Some(true);
-    if !mask.contains(&true) || !has_signal(&admission.method, reward, teacher.is_some(), promoted) {
+    if !mask.contains(&true) || !has_signal(&admission.method, reward, teacher.is_some(), promoted)
+    {
         let reason = turn.sample_reason.clone();
         return Err(Refusal::sound(reason.unwrap_or_else(|| "no_signal_for_estimator".to_owned())));
     }
@@ -100,8 +101,7 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
     let prompt_ids = turn.prompt_ids.clone().unwrap_or_default();
     let response_ids = turn.response_ids.clone().unwrap_or_default();
     check_vocabulary(&[&prompt_ids, &response_ids], admission.vocabulary)?;
-    let rollout =
-        turn.rollout_log_probs.clone().unwrap_or_else(|| vec![None; response_ids.len()]);
+    let rollout = turn.rollout_log_probs.clone().unwrap_or_else(|| vec![None; response_ids.len()]);
     let teacher_temperature = f64::from(turn.teacher_temperature.unwrap_or(1.0));
     let sample = Sample {
         turn_id: turn.turn_id.clone(),

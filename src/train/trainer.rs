@@ -2,7 +2,7 @@
 //! step that leads from a batch of turns to the next policy.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use tch::Device;
@@ -12,47 +12,17 @@ use crate::model::{Dtype, LoadOptions, Model};
 use crate::trajectory::Turn;
 
 use super::Error;
-use super::adamw::{AdamW, Rates, zero_gradients};
+use super::adamw::{AdamW, zero_gradients};
 use super::checkpoint::{self, Base, LEDGER, OPTIMIZER, OURS, Record};
 use super::ledger::Ledger;
 use super::metrics::{Metrics, Updates};
 use super::objective::{LogProbs, Prepared, Terms, gradients, sample_log_probs};
 use super::policies::Policies;
-use super::sample::{Admission, OldLogProbs, Refusal, Sample, admit};
+use super::sample::{OldLogProbs, Refusal, Sample, admit};
+use super::start::{Options, base, default_dtype, resume};
 
 /// Skipped updates in a row that end the run.
 const SKIPS_ALLOWED: u64 = 3;
-
-/// Parameters from which on a policy is served in its base's own type.
-const LARGE: u64 = 1_000_000_000;
-
-/// How a run trains.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// The start model; needed where there is no policy yet.
-    pub model: Option<PathBuf>,
-    /// Folder of the policies.
-    pub out: PathBuf,
-    /// Which rows are trained.
-    pub admission: Admission,
-    /// The loss.
-    pub terms: Terms,
-    /// The optimiser's constants.
-    pub rates: Rates,
-    /// Updates on each batch.
-    pub epochs: u32,
-    /// Tokens that go through the model at once.
-    pub tokens_per_pass: usize,
-    /// Type of the weights written; f32 below a billion weights, else the
-    /// base's, if not given.
-    pub dtype: Option<Dtype>,
-    /// Policies kept.
-    pub keep: u64,
-    /// Seed, for the record: no part of a step draws random numbers yet.
-    pub seed: u64,
-    /// The command's settings, for the record.
-    pub settings: serde_json::Value,
-}
 
 /// A model in training.
 #[derive(Debug)]
@@ -93,8 +63,7 @@ impl Trainer {
         let pattern = latest.clone().unwrap_or_else(|| base.folder.clone());
         let trained = LoadOptions { dtype: None, device: Device::Cpu, trainable: true };
         let model = Model::load(&pattern, &trained)?;
-        let weights: u64 =
-            model.parameters().iter().map(|(_, tensor)| tensor.numel() as u64).sum();
+        let weights: u64 = model.parameters().iter().map(|(_, tensor)| tensor.numel() as u64).sum();
         let dtype = options.dtype.map_or_else(|| default_dtype(&base.folder, weights), Ok)?;
         let mut optimizer = AdamW::new(options.rates, model.parameters());
         let mut notes = Vec::new();
@@ -210,8 +179,7 @@ impl Trainer {
         let updates = self.update(&batch)?;
         let rates = self.options.rates;
         let old = self.options.admission.old_log_probs;
-        let mut metrics =
-            Metrics::new(self.step + 1, &batch, &updates, old, rates.learning_rate);
+        let mut metrics = Metrics::new(self.step + 1, &batch, &updates, old, rates.learning_rate);
         metrics.seconds = started.elapsed().as_secs_f64();
         metrics.refused = self.refused.clone();
         if updates.update.is_none() {
@@ -343,54 +311,6 @@ pub struct Trained {
     pub metrics: Metrics,
     /// The new policy's folder; nothing if the step was skipped.
     pub policy: Option<PathBuf>,
-}
-
-/// Finds the model that the line of policies starts from.
-fn base(options: &Options, record: Option<&Record>) -> Result<Base, Error> {
-    let given = options.model.as_deref().map(Base::of).transpose()?;
-    match (given, record) {
-        (Some(given), None) => Ok(given),
-        (None, None) => Err(Error::NoModel { out: options.out.clone() }),
-        (None, Some(record)) => Ok(record.base.clone()),
-        (Some(given), Some(record)) if given.sha256 == record.base.sha256 => Ok(given),
-        (Some(given), Some(record)) => Err(Error::OtherBase {
-            out: options.out.clone(),
-            recorded: record.base.folder.clone(),
-            given: given.folder,
-        }),
-    }
-}
-
-fn default_dtype(base: &Path, weights: u64) -> Result<Dtype, Error> {
-    match weights < LARGE {
-        true => Ok(Dtype::F32),
-        // The type of the checkpoint is known only once it is read.
-        false => Ok(Model::load(base, &LoadOptions::default())?.dtype()),
-    }
-}
-
-/// Takes up the optimiser's state of a policy.
-fn resume(
-    policy: &Path,
-    record: &Record,
-    model: &Model,
-    optimizer: &mut AdamW,
-    notes: &mut Vec<String>,
-) -> Result<(), Error> {
-    let state = policy.join(OPTIMIZER);
-    if !state.exists() {
-        notes.push(format!(
-            "`{}` is not there: the optimiser starts anew, its running means at 0",
-            state.display()
-        ));
-        optimizer.updates = 0;
-        return Ok(());
-    }
-    let dtype = record.dtype.parse().map_err(|problem| Error::Record {
-        path: policy.to_owned(),
-        problem,
-    })?;
-    checkpoint::read_optimizer(&state, optimizer, model, dtype)
 }
 
 /// Takes the server's log-probs for the old policy's.

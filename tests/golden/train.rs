@@ -36,12 +36,8 @@ fn batch(recorded: &Value) -> Vec<Prepared> {
         let prompt = batch["prompt_lengths"][index].as_u64().unwrap() as usize;
         let (old, teacher) = (list("old_log_probs"), list("teacher_log_probs"));
         let reward = number(&batch["rewards"][index]) as f32;
-        let evidence = Evidence {
-            reward: Some(reward),
-            teacher: Some(&teacher),
-            old: &old,
-            promoted: false,
-        };
+        let evidence =
+            Evidence { reward: Some(reward), teacher: Some(&teacher), old: &old, promoted: false };
         let sample = Sample {
             turn_id: index.to_string(),
             prompt_ids: ids[..prompt].to_vec(),
@@ -112,7 +108,7 @@ fn check_measures(measures: &Measures, recorded: &Value, samples: f64, what: &st
         ("entropy_loss", measures.entropy),
         ("ppo_kl", measures.approximate_kl),
         ("train_rollout_logprob_abs_diff", measures.log_prob_gap),
-        ("kl_loss", measures.reference_kl),
+        ("kl_loss", measures.reference_kl.unwrap()),
     ] {
         close(found * samples, number(&sums[name]), 5e-5, &format!("{what}: {name}"));
     }
@@ -149,7 +145,12 @@ fn check_updated(model: &Model, recorded: &Value, what: &str) {
     for (name, wanted) in recorded["updated"].as_object().unwrap() {
         let (_, found) = model.parameters().iter().find(|(known, _)| known == name).unwrap();
         let found = found.detach().to_kind(Kind::Double);
-        close(found.norm().double_value(&[]), number(&wanted["norm"]), 1e-4, &format!("{what}: {name}"));
+        close(
+            found.norm().double_value(&[]),
+            number(&wanted["norm"]),
+            1e-4,
+            &format!("{what}: {name}"),
+        );
         let sum = found.abs().sum(Kind::Double).double_value(&[]);
         close(sum, number(&wanted["abs_sum"]), 1e-4, &format!("{what}: {name}"));
     }

@@ -92,8 +92,7 @@ fn the_estimators_by_hand() {
     let noted = |turn, method: &Method| note(turn, false, method).advantages;
     close(&noted(whole(1), &method(Estimator::Opd)).unwrap(), &[0.4, 1.05, 1.7]);
     close(&noted(whole(1), &method(Estimator::Combine)).unwrap(), &[-0.6, 0.05, 0.7]);
-    let weighted =
-        Method { reward_weight: 0.5, distill_weight: 2.0, ..method(Estimator::Combine) };
+    let weighted = Method { reward_weight: 0.5, distill_weight: 2.0, ..method(Estimator::Combine) };
     close(&noted(whole(1), &weighted).unwrap(), &[0.3, 1.6, 2.9]);
     let clipped = Method { distill_clip: Some(1.0), ..method(Estimator::Opd) };
     close(&noted(whole(1), &clipped).unwrap(), &[0.4, 1.0, 1.0]);
@@ -121,14 +120,15 @@ fn a_missing_log_prob_is_not_a_number() {
     assert_eq!(noted.advantage_error, None);
     assert_eq!(noted.loss_mask, Some(vec![1; 3]));
     assert_eq!(noted.rl_advantages, Some(vec![-1.0; 3]));
+    // The reward alone needs no log-probs.
+    let noted = note(finished("s", 1), false, &method(Estimator::Grpo));
+    assert_eq!(noted.advantages, Some(vec![-1.0; 3]));
 }
 
 #[test]
 fn the_first_usable_candidate_teaches() {
-    let candidates = |lists: [Option<Vec<f32>>; 2]| Turn {
-        teacher_log_probs: Some(lists.to_vec()),
-        ..whole(1)
-    };
+    let candidates =
+        |lists: [Option<Vec<f32>>; 2]| Turn { teacher_log_probs: Some(lists.to_vec()), ..whole(1) };
     let second = Some(vec![-0.25, -0.25, -0.25]);
     for first in [None, Some(vec![-0.1, f32::NAN, -0.3]), Some(vec![-0.1, f32::NEG_INFINITY, 0.0])]
     {
@@ -159,10 +159,7 @@ fn a_row_that_contradicts_itself_is_refused_by_name() {
             Turn { response_ids: Some(vec![5, -6, 2]), ..whole(1) },
             "response_ids has id -6 at token 1",
         ),
-        (
-            Turn { prompt_ids: Some(vec![-1]), ..whole(1) },
-            "prompt_ids has id -1 at token 0",
-        ),
+        (Turn { prompt_ids: Some(vec![-1]), ..whole(1) }, "prompt_ids has id -1 at token 0"),
         (
             Turn { rollout_log_probs: Some(nan), ..whole(1) },
             "rollout_log_probs is not finite at token 1",
@@ -277,7 +274,8 @@ fn the_summary_counts_and_warns() {
     equal.advantages.add(0.5);
     equal.distilled.add(0.0);
     let warnings = equal.warnings().join("\n");
-    for word in ["hardly differ", "every distillation advantage is 0", "all advantages are positive"]
+    for word in
+        ["hardly differ", "every distillation advantage is 0", "all advantages are positive"]
     {
         assert!(warnings.contains(word), "{word}: {warnings}");
     }
@@ -338,12 +336,16 @@ fn golden_at_least_one() {
         };
         let noted = session(inputs.iter().enumerate().map(turn).collect(), Estimator::Grpo);
         for (noted, wanted) in noted.iter().zip(case["output"].as_array().unwrap()) {
-            let (mask, reward) = (numbers(&wanted["loss_mask"]), wanted["reward"].as_f64().unwrap());
+            let (mask, reward) =
+                (numbers(&wanted["loss_mask"]), wanted["reward"].as_f64().unwrap());
             let trained = mask.contains(&1.0);
             assert_eq!(noted.promoted, Some(trained && reward == 0.0));
             let signal = trained && reward != 0.0;
             assert_eq!(noted.loss_mask, Some(vec![i8::from(signal); 3]));
-            assert_eq!(noted.advantages.as_ref().map(|all| f64::from(all[0])), signal.then_some(reward));
+            assert_eq!(
+                noted.advantages.as_ref().map(|all| f64::from(all[0])),
+                signal.then_some(reward)
+            );
         }
     }
 }
@@ -360,7 +362,8 @@ fn golden_sample_assembly() {
         for case in cases(function) {
             seen += 1;
             let (input, output) = (&case["input"], &case["output"]);
-            let ids = |value: &Value| numbers(value).iter().map(|id| *id as i32).collect::<Vec<_>>();
+            let ids =
+                |value: &Value| numbers(value).iter().map(|id| *id as i32).collect::<Vec<_>>();
             let rollout = numbers(&input["turn"]["response_logprobs"]);
             let teacher = input.get("opd").map(|opd| numbers(&opd["teacher_log_probs"]));
             let reward = input.get("reward").or_else(|| input.get("eval_score"));

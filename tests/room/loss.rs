@@ -155,7 +155,10 @@ fn check_gradient(name: &str, at: &[f64], function: impl Fn(&Tensor) -> Tensor) 
             function(&Tensor::from_slice(&moved)).sum(Kind::Double).double_value(&[])
         };
         let wanted = (value(step) - value(-step)) / (2.0 * step);
-        assert!((found - wanted).abs() < 1e-6 * (1.0 + wanted.abs()), "{name}[{index}]: {found}, {wanted}");
+        assert!(
+            (found - wanted).abs() < 1e-6 * (1.0 + wanted.abs()),
+            "{name}[{index}]: {found}, {wanted}"
+        );
     }
 }
 

@@ -126,7 +126,8 @@ fn a_policy_is_a_whole_model_folder() {
         }
         let shapes = |folder: &Path| {
             let tensors = Tensor::read_safetensors(folder.join("model.safetensors")).unwrap();
-            let shape = |(name, tensor): &(String, Tensor)| (name.clone(), tensor.size(), tensor.kind());
+            let shape =
+                |(name, tensor): &(String, Tensor)| (name.clone(), tensor.size(), tensor.kind());
             let mut shapes: Vec<_> = tensors.iter().map(shape).collect();
             shapes.sort_by(|a, b| a.0.cmp(&b.0));
             shapes
@@ -175,7 +176,8 @@ fn a_restart_changes_nothing() {
         for file in ["model.safetensors", "oclaw/optimizer.safetensors", "oclaw/ledger.parquet"] {
             assert!(bytes(&policies[0], file) == bytes(&policies[1], file), "{dtype}: {file}");
         }
-        let kind = Tensor::read_safetensors(policies[0].join("model.safetensors")).unwrap()[0].1.kind();
+        let kind =
+            Tensor::read_safetensors(policies[0].join("model.safetensors")).unwrap()[0].1.kind();
         assert_eq!(kind, if dtype == Dtype::F32 { Kind::Float } else { Kind::BFloat16 });
     }
 }
@@ -458,7 +460,10 @@ fn old_policies_and_states_make_room() {
     names.sort();
     assert_eq!(names, [".lock", "latest", "step-000003", "step-000004", "step-000005"]);
     let state = |step: &str| folder.path().join(step).join("oclaw/optimizer.safetensors").exists();
-    assert_eq!([state("step-000003"), state("step-000004"), state("step-000005")], [false, true, true]);
+    assert_eq!(
+        [state("step-000003"), state("step-000004"), state("step-000005")],
+        [false, true, true]
+    );
 }
 
 #[test]
