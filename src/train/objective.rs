@@ -147,13 +147,13 @@ impl Columns {
         let policy = sum(&(surrogate.loss * part(&self.importance)));
         let mut total = policy.shallow_clone();
         if terms.entropy_coefficient != 0.0 {
-            total = total - sum(chunk.entropy) * terms.entropy_coefficient;
+            total = &total - sum(chunk.entropy) * terms.entropy_coefficient;
         }
         if let Some(reference) = &self.reference {
             let kl = loss::approximate_kl(terms.kl, chunk.log_probs, &part(reference), None);
             let kl = sum(&kl);
             *measures.reference_kl.get_or_insert(0.0) += kl.double_value(&[]);
-            total = total + kl * terms.kl_coefficient;
+            total = &total + kl * terms.kl_coefficient;
         }
         measures.loss += total.double_value(&[]);
         measures.policy_loss += policy.double_value(&[]);

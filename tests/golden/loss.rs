@@ -226,7 +226,7 @@ fn policy_loss(batch: &Batch, tensors: &Tensors, case: &Value) -> (Tensor, Metri
     if flag(config, "use_opsm") {
         let keep =
             loss::opsm_keep(&token_ratio, &advantages, &lengths, number(config, "opsm_delta"));
-        policy = policy * &keep;
+        policy = &policy * &keep;
         metrics.put("opsm_clipfrac", &reducer.sum(&(1.0 - keep)));
     }
     if flag(config, "use_tis") {
@@ -241,7 +241,7 @@ fn policy_loss(batch: &Batch, tensors: &Tensors, case: &Value) -> (Tensor, Metri
         metrics.put("tis", &reducer.sum(&plain));
         metrics.put("tis_clipfrac", &reducer.sum(&changed));
         metrics.put("tis_abs", &reducer.sum(&(&plain - 1.0).abs()));
-        policy = policy * weight;
+        policy = &policy * weight;
     }
     let mut total = reducer.sum(&policy);
     metrics.put("pg_loss", &total);
@@ -250,7 +250,7 @@ fn policy_loss(batch: &Batch, tensors: &Tensors, case: &Value) -> (Tensor, Metri
     metrics.put("ppo_kl", &reducer.sum(&-&ratio));
     metrics.put("train_rollout_logprob_abs_diff", &reducer.sum(&(&old - &rollout).abs()));
     if number(config, "entropy_coef") != 0.0 {
-        total = total - reducer.sum(&entropy) * number(config, "entropy_coef");
+        total = &total - reducer.sum(&entropy) * number(config, "entropy_coef");
     }
     if flag(config, "use_kl_loss") {
         // The reference's combine loss has no unbiased form.
@@ -261,7 +261,7 @@ fn policy_loss(batch: &Batch, tensors: &Tensors, case: &Value) -> (Tensor, Metri
         let kl = loss::approximate_kl(kind, &log_probs, &reference, unbiased.then_some(&plain));
         let kl = reducer.sum(&kl);
         metrics.put("kl_loss", &kl);
-        total = total + kl * number(config, "kl_loss_coef");
+        total = &total + kl * number(config, "kl_loss_coef");
     }
     metrics.put("loss", &total);
     (total, metrics)
@@ -282,7 +282,7 @@ fn distillation_loss(batch: &Batch, tensors: &Tensors, case: &Value) -> (Tensor,
     let entropy = reducer.sum(&terms.entropy);
     if coefficient != 0.0 {
         metrics.put("entropy_loss", &entropy);
-        total = total - entropy * coefficient;
+        total = &total - entropy * coefficient;
     }
     metrics.put("loss", &total);
     (total, metrics)
