@@ -73,6 +73,10 @@ pub struct Decoder {
     carried: bool,
     /// The last byte was a carriage return, so a line feed belongs to it.
     after_return: bool,
+    /// The stream's line ends are pairs, as far as has been seen.
+    paired: bool,
+    /// A carriage return that waits for its line feed.
+    held: bool,
     oversized: bool,
     /// The current block has a field, so a comment does not end it.
     started: bool,
@@ -97,6 +101,8 @@ impl Decoder {
             line: 0,
             carried: false,
             after_return: false,
+            paired: false,
+            held: false,
             oversized: false,
             started: false,
             name: None,
@@ -108,12 +114,23 @@ impl Decoder {
     /// Takes the next bytes and returns the blocks they complete.
     pub fn push(&mut self, bytes: &[u8]) -> impl Iterator<Item = Event> + use<> {
         let mut events = Vec::new();
+        let joined;
         let mut rest = bytes;
+        if self.held && !bytes.is_empty() {
+            self.held = false;
+            joined = [b"\r", bytes].concat();
+            rest = &joined;
+        }
         while let Some(&first) = rest.first() {
             if std::mem::take(&mut self.after_return) && first == b'\n' {
+                self.paired = true;
                 self.block.push(first);
-                self.line = self.block.len();
                 rest = &rest[1..];
+                // Its block has left already; it must not leave with another.
+                match self.block.len() {
+                    1 => events.push(self.take()),
+                    length => self.line = length,
+                }
                 continue;
             }
             let Some(end) = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')) else {
@@ -122,8 +139,14 @@ impl Decoder {
             };
             let returned = rest[end] == b'\r';
             let both = returned && rest.get(end + 1) == Some(&b'\n');
-            // Whether a line feed follows is not known yet at a chunk's end;
-            // waiting for it would delay a finished event.
+            self.paired |= both;
+            // Whether a line feed follows is not known yet at a chunk's end.
+            // Where none has been seen, waiting would delay a finished event.
+            if returned && self.paired && end + 1 == rest.len() {
+                self.block.extend_from_slice(&rest[..end]);
+                self.held = true;
+                break;
+            }
             self.after_return = returned && !both;
             let line_end = self.block.len() + end;
             let taken = end + 1 + usize::from(both);
@@ -143,7 +166,13 @@ impl Decoder {
     /// Ends the stream and returns what came after the last blank line. Servers
     /// do forget the blank line; the event counts all the same.
     pub fn finish(mut self) -> Option<Event> {
-        if self.line < self.block.len() {
+        if self.held {
+            let end = self.block.len();
+            self.block.push(b'\r');
+            if let Some(event) = self.end_line(end) {
+                return Some(event);
+            }
+        } else if self.line < self.block.len() {
             let end = self.block.len();
             self.field(end);
         }

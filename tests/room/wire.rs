@@ -61,11 +61,17 @@ fn a_comment_does_not_wait_for_the_next_event() {
 }
 
 #[test]
-fn an_event_does_not_wait_for_the_line_feed_after_its_return() {
+fn an_event_waits_for_a_line_feed_only_where_there_are_any() {
     let mut decoder = Decoder::default();
-    assert_eq!(decoder.push(b"data: x\r\n\r").count(), 1);
+    assert_eq!(decoder.push(b"data: x\r\r").count(), 1);
+    let mut decoder = Decoder::default();
+    assert_eq!(decoder.push(b"data: x\r\n\r").count(), 0);
     let events: Vec<_> = decoder.push(b"\ndata: y\r\n\r\n").collect();
-    assert_eq!(said(&events), [(None, "y".to_owned())]);
+    assert_eq!(events[0].raw, b"data: x\r\n\r\n");
+    assert_eq!(said(&events), [(None, "x".to_owned()), (None, "y".to_owned())]);
+    let mut decoder = Decoder::default();
+    assert_eq!(decoder.push(b"data: x\r\n\r").count(), 0);
+    assert_eq!(decoder.finish().unwrap().data.as_deref(), Some(&b"x"[..]));
 }
 
 #[test]
