@@ -16,6 +16,7 @@ mod entry;
 mod feedback;
 mod log;
 mod record;
+mod recovery;
 mod state;
 mod writer;
 

@@ -6,8 +6,10 @@
 //! nothing, because a turn that nobody extends has no next state and is never
 //! judged. Absent on purpose: sockets, files, JSON of answers.
 
+mod facts;
 pub mod identity;
-pub mod tracker;
+mod tracker;
 
+pub use facts::{Arrival, Closed, Counted, Extended, Incoming, Known, Limits, Source};
 pub use identity::{History, Key};
-pub use tracker::{Arrival, Closed, Counted, Extended, Incoming, Known, Source, Tracker};
+pub use tracker::Tracker;

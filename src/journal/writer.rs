@@ -1,6 +1,6 @@
 //! The thread that owns the log and the open turns.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,13 +9,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::oneshot;
 
-use crate::table::{self, Source, write_shard};
+use crate::table::{self, write_shard};
 use crate::trajectory;
 
 use super::entry::Entry;
 use super::feedback::{Feedback, FeedbackFile};
 use super::log::{Log, ShardList};
 use super::record::Record;
+use super::recovery::{unlisted_turns, with_causes};
 use super::state::State;
 use super::{Counts, Error, Options, Recovered, Sync};
 
@@ -134,7 +135,6 @@ impl Writer {
     }
 
     /// Logs and applies messages that came together.
-    #[expect(clippy::type_complexity, reason = "the message's own parts")]
     fn group(
         &mut self,
         commands: Vec<Command>,
@@ -365,46 +365,6 @@ impl Writer {
         self.counts.open.store(self.state.open.len() as u64, Ordering::Relaxed);
         self.counts.waiting.store(waiting as u64, Ordering::Relaxed);
     }
-}
-
-/// Reads which turns are in shards that the list does not name, and lists them.
-fn unlisted_turns(options: &Options, shards: &mut ShardList) -> Result<HashSet<String>, Error> {
-    let failed = |source| Error::Folder { path: options.spool.clone(), source };
-    let mut found = HashSet::new();
-    for path in shards.unlisted(&options.spool).map_err(failed)? {
-        match turn_ids(&path) {
-            Ok(ids) => found.extend(ids),
-            // Readers name it; a broken file must not stop the chats.
-            Err(error) => {
-                let error = with_causes(&error);
-                tracing::warn!(path = %path.display(), %error, "cannot read a shard");
-                continue;
-            }
-        }
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        shards.add(&name).map_err(failed)?;
-    }
-    Ok(found)
-}
-
-fn turn_ids(path: &std::path::Path) -> Result<Vec<String>, table::Error> {
-    let mut source = Source::open(&[path.to_owned()])?;
-    let mut found = Vec::new();
-    while let Some(turns) = source.next_turns()? {
-        found.extend(turns.into_iter().map(|turn| turn.turn_id));
-    }
-    Ok(found)
-}
-
-/// Writes an error with its causes on one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(&format!(": {cause}"));
-        source = cause.source();
-    }
-    text
 }
 
 fn now() -> i64 {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::capture::{Captured, Dialect, Outcome};
 use crate::journal::{self, Counts, Entry, Feedback, Journal, Lineage, Remembered};
-use crate::session::{Arrival, Closed, Counted, Incoming, Key, Known, Source, Tracker, tracker};
+use crate::session::{Arrival, Closed, Counted, Incoming, Key, Known, Limits, Source, Tracker};
 use crate::trajectory::words::{
     LogProbKind, NextStateKind, SessionSource, Status, TokenSource, WeightVersionSource,
 };
@@ -45,7 +45,7 @@ impl Recorder {
         metrics: Arc<Metrics>,
     ) -> Result<Self, journal::Error> {
         let (journal, recovered) = Journal::open(options)?;
-        let mut tracker = Tracker::new(tracker::Limits {
+        let mut tracker = Tracker::new(Limits {
             idle: micros(settings.idle),
             retention: settings.retention,
             turns: REMEMBERED,
@@ -148,8 +148,8 @@ impl Recorder {
                 count(&self.metrics.no_session);
             }
             let extendable = known.is_some();
-            let entry =
-                self.entry(&exchange, choice, known, (turn_id.clone(), finished_at), &versions);
+            let turn = Turn { turn_id: turn_id.clone(), known, finished_at };
+            let entry = self.entry(&exchange, choice, turn, &versions);
             self.journal.turn(entry).await;
             recorded = true;
             if !extendable {
@@ -179,13 +179,11 @@ impl Recorder {
     }
 
     /// Closes idle sessions, again and again.
-    pub(super) fn tick(self: Arc<Self>) -> impl Future<Output = ()> + Send + 'static {
-        async move {
-            loop {
-                tokio::time::sleep(Duration::from_millis(500)).await;
-                let closed = self.tracker().expire(now());
-                self.close(closed);
-            }
+    pub(super) async fn tick(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let closed = self.tracker().expire(now());
+            self.close(closed);
         }
     }
 
@@ -209,8 +207,7 @@ impl Recorder {
         &self,
         exchange: &Exchange,
         choice: Captured,
-        known: Option<Known>,
-        (turn_id, finished_at): (String, i64),
+        Turn { turn_id, known, finished_at }: Turn,
         polled: &(Option<String>, Option<String>),
     ) -> Entry {
         let arrival = &exchange.arrival;
@@ -293,6 +290,14 @@ impl Recorder {
             },
         }
     }
+}
+
+/// What is known of a turn besides its answer.
+struct Turn {
+    turn_id: String,
+    /// None if nobody can extend it.
+    known: Option<Known>,
+    finished_at: i64,
 }
 
 /// Returns a turn of an earlier run as pairing needs it.

@@ -126,6 +126,10 @@ fn changed(changes: &[(&str, Value)]) -> Captured {
     answer.captured.into_iter().next().unwrap()
 }
 
+/// Name, changes, log-probs and reason expected.
+type Case =
+    (&'static str, Vec<(&'static str, Value)>, Option<Vec<Option<f32>>>, Option<&'static str>);
+
 #[test]
 fn ids_log_probs_and_counts_must_agree() {
     let meta = "/choices/0/meta_info/output_token_logprobs";
@@ -135,7 +139,7 @@ fn ids_log_probs_and_counts_must_agree() {
     let row = json!([{"token":"Yo","logprob":-0.2}]);
     let both = Some(vec![Some(-0.2), Some(-0.01)]);
     let gap = Some(vec![Some(-0.2), None]);
-    let cases: Vec<(&str, Vec<(&str, Value)>, Option<Vec<Option<f32>>>, Option<&str>)> = vec![
+    let cases: Vec<Case> = vec![
         (
             "last without log-prob",
             vec![(meta, json!([[-0.2, 98, null], [null, 151_645, null]]))],

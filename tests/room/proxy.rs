@@ -165,7 +165,7 @@ fn whole_stream() -> Vec<Step> {
 async fn until(response: &mut Response, wanted: &str) -> String {
     let mut text = String::new();
     while !text.contains(wanted) {
-        let chunk = response.chunk().await.unwrap().expect("the stream ended early");
+        let chunk = response.chunk().await.unwrap().unwrap();
         text.push_str(&String::from_utf8_lossy(&chunk));
     }
     text

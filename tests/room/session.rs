@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use oclaw::session::identity::{is_envelope, without_envelope};
-use oclaw::session::tracker::Limits;
-use oclaw::session::{Arrival, Closed, Counted, History, Incoming, Key, Source, Tracker};
+use oclaw::session::{Arrival, Closed, Counted, History, Incoming, Key, Limits, Source, Tracker};
 use serde_json::{Value, json};
 
 use crate::harness::fixture;
