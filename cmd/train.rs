@@ -85,8 +85,8 @@ pub(crate) struct Args {
     /// Type of the weights written [default: f32 below a billion weights, else the base's]
     #[arg(long, value_enum, value_name = "TYPE")]
     dtype: Option<DtypeName>,
-    /// Tokens that go through the model at once
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Tokens that go through the model at once; more need more memory
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..))]
     tokens_per_pass: u64,
     /// Policies kept; the two newest keep their optimiser's state
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]

@@ -164,7 +164,12 @@ fn parts(masters: bool) -> &'static [&'static str] {
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    let mut bytes = vec![0; size_of_val(values)];
+    let (words, _) = bytes.as_chunks_mut::<4>();
+    for (word, value) in words.iter_mut().zip(values) {
+        *word = value.to_le_bytes();
+    }
+    bytes
 }
 
 fn numbers(bytes: &[u8]) -> Vec<f32> {
