@@ -45,10 +45,6 @@ use crate::report::Exit;
 /// (share of exact zeros), `staleness`, `staleness_max`, `refused` (by reason, of
 /// this run), `skipped_updates`, `seconds`.
 #[derive(clap::Args, Debug)]
-#[cfg_attr(
-    not(feature = "torch"),
-    expect(dead_code, reason = "a build without torch only knows the flags")
-)]
 pub(crate) struct Args {
     #[command(flatten)]
     inputs: Inputs,
@@ -101,10 +97,6 @@ pub(crate) struct Args {
 
 /// The terms of the loss.
 #[derive(clap::Args, Debug)]
-#[cfg_attr(
-    not(feature = "torch"),
-    expect(dead_code, reason = "a build without torch only knows the flags")
-)]
 struct LossArgs {
     /// The ratio counts as at least 1 - X
     #[arg(long, value_name = "X", default_value_t = 0.2, value_parser = share)]
@@ -140,10 +132,6 @@ struct LossArgs {
 
 /// The optimiser's constants.
 #[derive(clap::Args, Debug)]
-#[cfg_attr(
-    not(feature = "torch"),
-    expect(dead_code, reason = "a build without torch only knows the flags")
-)]
 struct OptimizerArgs {
     /// Learning rate
     #[arg(long, value_name = "X", default_value_t = 1e-5, value_parser = not_negative)]

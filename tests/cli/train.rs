@@ -4,9 +4,13 @@ use std::path::{Path, PathBuf};
 
 use oclaw::advantage::{self, Estimator, Method};
 use oclaw::table::Format;
-use oclaw::trajectory::{Turn, Writer};
+use oclaw::trajectory::Turn;
+#[cfg(feature = "torch")]
+use oclaw::trajectory::Writer;
 
-use crate::forge::{STAGES, captured, finished, write};
+#[cfg(feature = "torch")]
+use crate::forge::captured;
+use crate::forge::{STAGES, finished, write};
 use crate::harness::{models, oclaw};
 
 fn noted(turns: Vec<Turn>) -> Vec<Turn> {
