@@ -187,9 +187,10 @@ fn of_engine(error: &engine::Error) -> (Kind, Option<String>) {
         Error::WebPage { .. } => (Kind::Usage, hint("the address may lack `/v1` or a prefix")),
         Error::Client { .. } | Error::Unsupported { .. } => (Kind::Usage, None),
         Error::Unreachable { .. } => (Kind::Engine, hint("is the engine running there?")),
-        Error::Timeout { .. } | Error::Refused { .. } | Error::Malformed { .. } => {
-            (Kind::Engine, None)
-        }
+        Error::Timeout { .. }
+        | Error::Refused { .. }
+        | Error::Malformed { .. }
+        | Error::NotListed { .. } => (Kind::Engine, None),
         Error::Status { .. } if error.is_transient() => (Kind::Engine, None),
         Error::Status { .. } => (Kind::Failed, None),
     }

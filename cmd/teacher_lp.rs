@@ -2,27 +2,29 @@
 
 #[cfg(feature = "torch")]
 mod local;
+#[cfg(not(feature = "torch"))]
+#[path = "teacher_lp/no_local.rs"]
+mod local;
+mod scorer;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::ValueEnum;
 use comfy_table::Table;
-use oclaw::engine::{Engine, EngineOptions};
 use oclaw::stage::{self, Tally};
 use oclaw::table::Source;
-use oclaw::teacher_lp::{self, ScoreRequest, Teacher};
+use oclaw::teacher_lp::{self, Teacher};
 use oclaw::template::Chat;
 use oclaw::trajectory::{Turn, Writer};
 
 use crate::asking;
 use crate::common::Context;
-use crate::embedded;
 use crate::files::Files;
 use crate::progress;
 use crate::report::{Exit, Failure};
+use scorer::Scorer;
 
 /// Score each answer again as if its prompt had held the hint.
 ///
@@ -33,10 +35,18 @@ use crate::report::{Exit, Failure};
 /// hints or ids are left without; that is no failure.
 ///
 /// The teacher is a model run in this process (`--model`), or a server that can
-/// score given ids (`--engine`, SGLang's dialect), which needs `--tokenizer`, the
+/// score given ids (`--engine`, SGLang or vLLM), which needs `--tokenizer`, the
 /// folder of the policy's tokenizer and chat template. `--model` divides logits
 /// by the row's sampling temperature where the row's own log-probs are of
 /// tempered logits; a server is raw, and `teacher_temperature` says 1.
+///
+/// `--topk 4` also records the 4 likeliest tokens at each position: the
+/// teacher's, per hint (`teacher_topk_*`), and the student's under the plain
+/// prompt (`student_topk_*`), with the teacher's log-probs of the latter
+/// (`teacher_at_student`). The student is the policy that sampled the turn, from
+/// the folder that `train` fills (`--policy`), or one for all turns (`--student`),
+/// or else the model of `--model`. If a student is a server, all numbers are raw.
+/// A hint that lacks any of it counts as failed.
 ///
 /// Exit code 3 means that some hint was tried and got no log-probs.
 #[derive(clap::Args, Debug)]
@@ -58,7 +68,22 @@ pub(crate) struct Args {
     /// Folder of the policy's tokenizer and chat template [default: that of --model]
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
-    /// Type of the teacher's products
+    /// How many of the likeliest tokens to record at each position; 0 for none
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=64))]
+    topk: u16,
+    /// Folder of policies, of which the one that sampled a turn is its student
+    #[arg(long, value_name = "DIR")]
+    policy: Option<PathBuf>,
+    /// Folder or address of the student of all turns
+    #[arg(long, value_name = "DIR|URL", conflicts_with = "policy")]
+    student: Option<PathBuf>,
+    /// Name of the student on its server, if that has several models
+    #[arg(long, value_name = "NAME", requires = "student")]
+    student_model: Option<String>,
+    /// File with the key of the student's server
+    #[arg(long, value_name = "FILE", requires = "student")]
+    student_key_file: Option<PathBuf>,
+    /// Type of the products of models in this process
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = DtypeName::Auto)]
     dtype: DtypeName,
     /// Turns under way at once
@@ -101,12 +126,18 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let source = args.files.open()?;
     check_tokenizer(&source, &chat, &folder)?;
     context.block_on(async {
-        let scorer = Scorer::new(&args, context).await?;
+        let scorer = Scorer::new(&args, &chat, context).await?;
         let mut plan = args.files.plan(context, Writer::TeacherLp, &source)?;
         plan.at_once = args.at_once as usize;
         plan.needs = &["hints"];
         let bar = progress::bar(context, "teacher-lp", source.total_rows());
-        let teacher = Teacher { chat: &chat, name: scorer.name(), tempers: scorer.tempers() };
+        let teacher = Teacher {
+            chat: &chat,
+            name: scorer.name(),
+            tempers: scorer.tempers(),
+            topk: args.topk,
+            vocabulary: vocabulary(&chat, &folder),
+        };
         let counts = RefCell::<Counts>::default();
         let note = async |turn| {
             let turn =
@@ -137,70 +168,18 @@ fn check_tokenizer(source: &Source, chat: &Chat, folder: &Path) -> anyhow::Resul
     }
 }
 
-/// Who computes the numbers.
-enum Scorer {
-    #[cfg(feature = "torch")]
-    Local(local::Local),
-    Engine(Engine, String),
+/// Returns how many ids there are: models may have more than their tokenizer
+/// names.
+fn vocabulary(chat: &Chat, folder: &Path) -> usize {
+    let named = chat.tokenizer.vocab_size();
+    let config = std::fs::read(folder.join("config.json")).unwrap_or_default();
+    let config: serde_json::Value = serde_json::from_slice(&config).unwrap_or_default();
+    let stated = config.get("vocab_size").and_then(serde_json::Value::as_u64).unwrap_or_default();
+    named.max(stated as usize)
 }
 
-impl Scorer {
-    async fn new(args: &Args, context: &Context) -> anyhow::Result<Self> {
-        let Some(url) = &args.engine else {
-            return Self::local(args);
-        };
-        let mut options = EngineOptions::new(url);
-        options.key = embedded::key(&context.command, args.engine_key_file.as_deref())?;
-        options.model = args.engine_model.clone();
-        options.timeout = Duration::from_secs(args.timeout);
-        options.retries.tries = args.retries.saturating_add(1);
-        let engine = Engine::connect(options).await?;
-        let name = engine.model().unwrap_or_default().to_owned();
-        // What cannot score at all says so now, not once per hint.
-        let probe = oclaw::engine::ScoreRequest { ids: vec![0], start: 1 };
-        engine.score(&probe).await?;
-        Ok(Self::Engine(engine, name))
-    }
-
-    #[cfg(feature = "torch")]
-    fn local(args: &Args) -> anyhow::Result<Self> {
-        let folder = args.model.clone().unwrap_or_default();
-        Ok(Self::Local(local::Local::start(folder, args.dtype)?))
-    }
-
-    #[cfg(not(feature = "torch"))]
-    fn local(_: &Args) -> anyhow::Result<Self> {
-        Err(crate::common::needs_torch("`teacher-lp --model`"))
-    }
-
-    fn name(&self) -> &str {
-        match self {
-            #[cfg(feature = "torch")]
-            Self::Local(local) => local.name(),
-            Self::Engine(_, name) => name,
-        }
-    }
-
-    fn tempers(&self) -> bool {
-        match self {
-            #[cfg(feature = "torch")]
-            Self::Local(_) => true,
-            Self::Engine(..) => false,
-        }
-    }
-
-    async fn score(&self, request: ScoreRequest) -> Result<Vec<f32>, String> {
-        match self {
-            #[cfg(feature = "torch")]
-            Self::Local(local) => local.score(request).await,
-            Self::Engine(engine, _) => {
-                let request =
-                    oclaw::engine::ScoreRequest { ids: request.ids, start: request.start };
-                engine.score(&request).await.map_err(|error| error.to_string())
-            }
-        }
-    }
-}
+/// Most reasons of failures that are shown.
+const MOST_REASONS: usize = 8;
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -231,8 +210,12 @@ impl Counts {
         table.add_row(["  failed".to_owned(), tally.failed.to_string()]);
         table.add_row(["hints scored".to_owned(), self.hints.to_string()]);
         table.add_row(["response tokens scored".to_owned(), self.tokens.to_string()]);
-        for (reason, count) in &self.failures {
+        for (reason, count) in self.failures.iter().take(MOST_REASONS) {
             table.add_row([format!("failed: {reason}"), count.to_string()]);
+        }
+        let others: u64 = self.failures.values().skip(MOST_REASONS).sum();
+        if others > 0 {
+            table.add_row(["failed: for other reasons".to_owned(), others.to_string()]);
         }
         table
     }

@@ -27,7 +27,7 @@ use transport::{Answer, Call, Transport};
 pub use chat::{ChatReply, ChatRequest};
 pub use error::Error;
 pub use retry::Retries;
-pub use score::ScoreRequest;
+pub use score::{ScoreRequest, Scores, VLLM_MOST_TOP};
 pub use weights::{Pushed, Readiness};
 
 /// The HTTP dialect that a server speaks.

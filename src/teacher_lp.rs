@@ -1,37 +1,83 @@
 //! The teacher's log-probs: the same answer, token by token, had the prompt held
-//! the hint.
+//! the hint; and, for distillation over several tokens, the likeliest ones of the
+//! teacher and of the student at each position.
 //!
 //! The input of the teacher is the ids of the enhanced prompt followed by the
-//! stored response ids, unchanged. Nothing is tokenised again, padded or cut;
-//! what fails for one hint fails for it alone and says why. Absent on purpose:
-//! who computes the numbers; the caller brings a scorer.
+//! stored response ids, unchanged; the student's is those of the plain prompt.
+//! Nothing is tokenised again, padded or cut; what fails for one hint fails for it
+//! alone and says why. Absent on purpose: who computes the numbers; the caller
+//! brings a scorer.
 
-use serde_json::{Map, Value};
+mod check;
+mod plan;
 
-use crate::template::{Chat, Error as TemplateError, Rendering, enhanced_messages};
+use std::fmt::Display;
+
+use futures_util::future::join_all;
+
+use crate::template::Chat;
 use crate::trajectory::Turn;
 use crate::trajectory::words::LogProbKind;
+use check::checked;
+use plan::{Plan, Sequence};
+
+/// Whom to ask.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Asked {
+    /// The teacher.
+    #[default]
+    Teacher,
+    /// The student that stands for the policy of a turn's weight version.
+    Student(Option<String>),
+}
 
 /// What to score.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct ScoreRequest {
+    /// By whom.
+    pub asked: Asked,
     /// Prompt and response.
     pub ids: Vec<i32>,
     /// Where the response begins.
     pub start: usize,
     /// What the logits are divided by; 1 leaves them as they are.
     pub temperature: f32,
+    /// How many of the likeliest tokens are wanted at each position.
+    pub top_k: usize,
+    /// Ids wanted at each position besides, row-major `[R, c]`; empty for none.
+    pub chosen: Vec<i32>,
+}
+
+/// What a [`ScoreRequest`] found. R is `ids.len() - start`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Scores {
+    /// `[R]`.
+    pub log_probs: Vec<f32>,
+    /// Row-major `[R, top_k]`, likeliest first.
+    pub top_ids: Vec<i32>,
+    /// Row-major `[R, top_k]`.
+    pub top_log_probs: Vec<f32>,
+    /// Row-major `[R, c]`, in the order of `chosen`.
+    pub chosen_log_probs: Vec<f32>,
+    /// Name of the weights that answered, which the student's column records.
+    pub version: Option<String>,
 }
 
 /// Who is asked.
 #[derive(Debug, Clone, Copy)]
 pub struct Teacher<'a> {
-    /// Template and tokenizer of the policy, which the teacher shares.
+    /// Template and tokenizer of the policy, which teacher and student share.
     pub chat: &'a Chat,
     /// Name for the column.
     pub name: &'a str,
-    /// Whether it can divide logits by a temperature; one that cannot is raw.
+    /// Whether all who are asked can divide logits by a temperature; else all
+    /// are raw, for numbers of one row are compared.
     pub tempers: bool,
+    /// How many of the likeliest tokens are wanted; 0 for the response's only,
+    /// and then no student is asked.
+    pub topk: u16,
+    /// How many ids there are; a likeliest token beyond is none.
+    pub vocabulary: usize,
 }
 
 /// Tells whether a turn has what the teacher needs: hints, and ids as sampled.
@@ -55,50 +101,77 @@ pub fn clear(turn: &mut Turn) {
     turn.teacher_error = None;
 }
 
-/// Fills the teacher's columns of one turn.
-pub async fn teach<E: std::fmt::Display>(
+/// Fills the teacher's columns of one turn. A candidate is usable only with all
+/// that was asked for, so without the student's ids there is none.
+pub async fn teach<E: Display>(
     mut turn: Turn,
     teacher: &Teacher<'_>,
-    score: impl AsyncFn(ScoreRequest) -> Result<Vec<f32>, E>,
+    score: impl AsyncFn(ScoreRequest) -> Result<Scores, E>,
 ) -> Turn {
     clear(&mut turn);
     if !is_taught(&turn) {
         return turn;
     }
     let temperature = if teacher.tempers { temperature(&turn) } else { 1.0 };
-    let hints = turn.hints.clone().unwrap_or_default();
+    let ask = async |asked, Sequence { ids, start }: Sequence, chosen| {
+        let top_k = usize::from(teacher.topk);
+        let request = ScoreRequest { asked, ids, start, temperature, top_k, chosen };
+        let scores = score(request.clone()).await.map_err(|error| error.to_string())?;
+        checked(scores, &request, teacher.vocabulary)
+    };
     let plan = Plan::of(&turn, teacher.chat);
-    let mut log_probs = Vec::with_capacity(hints.len());
-    let mut errors = Vec::with_capacity(hints.len());
-    for hint in &hints {
-        let outcome = match plan.as_ref().map_err(Clone::clone).and_then(|plan| plan.request(hint))
-        {
-            Ok(request) => {
-                let request = ScoreRequest { temperature, ..request };
-                let wanted = request.ids.len() - request.start;
-                match score(request).await {
-                    Ok(values) => checked(values, wanted),
-                    Err(error) => Err(error.to_string()),
-                }
-            }
+    let hints = turn.hints.iter().flatten();
+    let sequences: Vec<_> = hints
+        .map(|hint| plan.as_ref().map_err(Clone::clone).and_then(|plan| plan.hinted(hint)))
+        .collect();
+    let student = match plan.as_ref().map(Plan::plain) {
+        Ok(plain) if teacher.topk > 0 && sequences.iter().any(Result::is_ok) => match plain {
+            Ok(plain) => ask(Asked::Student(turn.weight_version.clone()), plain, Vec::new()).await,
             Err(error) => Err(error),
-        };
-        match outcome {
-            Ok(values) => {
-                log_probs.push(Some(values));
-                errors.push(None);
-            }
-            Err(error) => {
-                log_probs.push(None);
-                errors.push(Some(error));
-            }
-        }
-    }
+        },
+        _ => Ok(Scores::default()),
+    };
+    let student = student.map_err(|error| format!("student: {error}"));
+    let candidates = join_all(sequences.into_iter().map(async |sequence| {
+        let sequence = sequence?;
+        let chosen = student.as_ref().map_err(Clone::clone)?.top_ids.clone();
+        ask(Asked::Teacher, sequence, chosen).await
+    }));
+    let candidates = candidates.await;
     turn.teacher = Some(teacher.name.to_owned());
     turn.teacher_temperature = Some(temperature);
+    if teacher.topk > 0 {
+        turn.topk = Some(teacher.topk);
+        note_top_k(&mut turn, student.ok(), &candidates);
+    }
+    let (log_probs, errors) = candidates
+        .into_iter()
+        .map(|candidate| match candidate {
+            Ok(scores) => (Some(scores.log_probs), None),
+            Err(error) => (None, Some(error)),
+        })
+        .unzip();
     turn.teacher_log_probs = Some(log_probs);
     turn.teacher_error = Some(errors);
     turn
+}
+
+fn note_top_k(turn: &mut Turn, student: Option<Scores>, candidates: &[Result<Scores, String>]) {
+    fn each<T>(
+        candidates: &[Result<Scores, String>],
+        part: impl Fn(&Scores) -> Vec<T>,
+    ) -> Option<Vec<Option<Vec<T>>>> {
+        Some(candidates.iter().map(|scores| scores.as_ref().ok().map(&part)).collect())
+    }
+    turn.teacher_topk_ids = each(candidates, |scores| scores.top_ids.clone());
+    turn.teacher_topk_log_probs = each(candidates, |scores| scores.top_log_probs.clone());
+    turn.teacher_at_student = each(candidates, |scores| scores.chosen_log_probs.clone());
+    // A student that was not asked has no ids.
+    if let Some(student) = student.filter(|student| !student.top_ids.is_empty()) {
+        turn.student_version = student.version;
+        turn.student_topk_ids = Some(student.top_ids);
+        turn.student_topk_log_probs = Some(student.top_log_probs);
+    }
 }
 
 /// Returns the temperature at which the teacher must be compared: the sampling
@@ -108,84 +181,5 @@ pub fn temperature(turn: &Turn) -> f32 {
     match (turn.sampling.log_prob_kind, turn.sampling.temperature) {
         (LogProbKind::Tempered, Some(temperature)) if temperature > 0.0 => temperature,
         _ => 1.0,
-    }
-}
-
-/// What all hints of a turn share.
-struct Plan<'a> {
-    chat: &'a Chat,
-    messages: Vec<Value>,
-    tools: Option<Vec<Value>>,
-    response: &'a [i32],
-    /// Ids that stood between the rendered prompt and the response, such as an
-    /// answer's beginning that the client forced or an empty thinking block.
-    continuation: Vec<i32>,
-}
-
-impl<'a> Plan<'a> {
-    fn of(turn: &'a Turn, chat: &'a Chat) -> Result<Self, String> {
-        let parse = |column: &str, text: &str| {
-            let list: Result<Vec<Value>, _> = serde_json::from_str(text);
-            list.map_err(|error| format!("`{column}` is no JSON list: {error}"))
-        };
-        let mut plan = Self {
-            chat,
-            messages: parse("messages", &turn.messages)?,
-            tools: turn.tools.as_deref().map(|tools| parse("tools", tools)).transpose()?,
-            response: turn.response_ids.as_deref().unwrap_or_default(),
-            continuation: Vec::new(),
-        };
-        if let Some(sampled) = &turn.prompt_ids {
-            let rendered = plan.as_rendered().map_err(reason)?;
-            let guarded = plan.prompt(&plan.messages).map_err(reason)?;
-            let rest = |prompt: &[i32]| sampled.strip_prefix(prompt).map(<[i32]>::to_vec);
-            plan.continuation = rest(&rendered).or_else(|| rest(&guarded)).unwrap_or_default();
-        }
-        Ok(plan)
-    }
-
-    fn request(&self, hint: &str) -> Result<ScoreRequest, String> {
-        let enhanced = enhanced_messages(&self.messages, hint).map_err(reason)?;
-        let mut ids = self.prompt(&enhanced).map_err(reason)?;
-        ids.extend_from_slice(&self.continuation);
-        let start = ids.len();
-        ids.extend_from_slice(self.response);
-        Ok(ScoreRequest { ids, start, temperature: 1.0 })
-    }
-
-    fn prompt(&self, messages: &[Value]) -> Result<Vec<i32>, TemplateError> {
-        self.chat.prompt_ids(&self.rendering(messages, &Map::new()))
-    }
-
-    /// The plain prompt as a server tokenises it, typed control tokens and all.
-    fn as_rendered(&self) -> Result<Vec<i32>, TemplateError> {
-        let text = self.chat.render(&self.rendering(&self.messages, &Map::new()))?;
-        self.chat.tokenizer.encode(&text)
-    }
-
-    fn rendering<'b>(
-        &'b self,
-        messages: &'b [Value],
-        extra: &'b Map<String, Value>,
-    ) -> Rendering<'b> {
-        Rendering { messages, tools: self.tools.as_deref(), add_generation_prompt: true, extra }
-    }
-}
-
-/// One value for each response token, each a log-prob, or no signal at all.
-fn checked(values: Vec<f32>, wanted: usize) -> Result<Vec<f32>, String> {
-    if values.len() != wanted {
-        return Err(format!("{} log-probs for {wanted} tokens", values.len()));
-    }
-    match values.iter().position(|value| !value.is_finite()) {
-        Some(position) => Err(format!("log-prob {position} is {}", values[position])),
-        None => Ok(values),
-    }
-}
-
-fn reason(error: TemplateError) -> String {
-    match error {
-        TemplateError::UnsupportedContent { .. } => "unsupported_content".to_owned(),
-        other => other.to_string(),
     }
 }

@@ -10,3 +10,4 @@ pub mod openai;
 pub mod sglang;
 pub mod span;
 pub mod sse;
+pub mod vllm;

@@ -101,6 +101,16 @@ pub enum Error {
         /// The server.
         url: String,
     },
+    /// The server tells the likeliest tokens only, and this is none of them.
+    #[error("`{url}` tells the {listed} likeliest tokens only, and {id} is none of them")]
+    NotListed {
+        /// The server.
+        url: String,
+        /// The token that was asked for.
+        id: i64,
+        /// How many it tells.
+        listed: usize,
+    },
     /// Servers of this kind cannot do it.
     #[error("`{url}` speaks the {dialect} dialect, which has no way to {what}")]
     Unsupported {
@@ -132,6 +142,7 @@ impl Error {
             | Self::Refused { .. }
             | Self::SeveralModels { .. }
             | Self::NoModel { .. }
+            | Self::NotListed { .. }
             | Self::Unsupported { .. } => false,
         }
     }
@@ -149,6 +160,7 @@ impl Error {
             Self::WebPage { .. } | Self::Malformed { .. } => "malformed",
             Self::Refused { .. } => "refused",
             Self::SeveralModels { .. } | Self::NoModel { .. } => "model",
+            Self::NotListed { .. } => "not_listed",
             Self::Unsupported { .. } => "unsupported",
         }
     }

@@ -1,109 +1,129 @@
-//! Log-probs of given tokens.
+//! Log-probs of tokens that are already there: the tokens' own, those of the
+//! likeliest at each position, and those of chosen ones.
 
-use reqwest::Method;
-use serde_json::json;
-
-use crate::wire::sglang::{GenerateAnswer, TokenLogProb};
+mod sglang;
+mod vllm;
 
 use super::transport::Answer;
-use super::{Dialect, Engine, Error, NativeCall};
+use super::{Dialect, Engine, Error};
+
+pub use vllm::MOST_TOP as VLLM_MOST_TOP;
 
 /// Which tokens to score.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ScoreRequest {
     /// Prompt and response, as one sequence.
     pub ids: Vec<i32>,
     /// Where the response begins; at least 1, for nothing stands before the
     /// first token.
     pub start: usize,
+    /// How many of the likeliest tokens are wanted at each position.
+    pub top_k: usize,
+    /// Tokens wanted at each position besides the sequence's own: row-major
+    /// `[R, c]`, the same number c at each of the R positions. Empty for none.
+    pub chosen: Vec<i32>,
+}
+
+impl ScoreRequest {
+    /// Returns the chosen ids of a position from `start` on.
+    fn chosen_at(&self, row: usize) -> &[i32] {
+        let width = self.chosen.len() / (self.ids.len() - self.start).max(1);
+        &self.chosen[row * width..(row + 1) * width]
+    }
+}
+
+/// What a [`ScoreRequest`] found. R is `ids.len() - start`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Scores {
+    /// `[R]`.
+    pub log_probs: Vec<f32>,
+    /// Row-major `[R, top_k]`, likeliest first.
+    pub top_ids: Vec<i32>,
+    /// Row-major `[R, top_k]`.
+    pub top_log_probs: Vec<f32>,
+    /// Row-major `[R, c]`, in the order of `chosen`.
+    pub chosen_log_probs: Vec<f32>,
+    /// Version of the weights, where the server tells it.
+    pub version: Option<String>,
 }
 
 impl Engine {
-    /// Returns the log-prob of each token from `start` on, given all before it:
-    /// exactly `ids.len() - start` finite numbers, for exactly these ids, or an
-    /// error. The numbers are raw: no temperature.
-    pub async fn score(&self, request: &ScoreRequest) -> Result<Vec<f32>, Error> {
-        self.needs(Dialect::Sglang, "score given tokens by their ids")?;
-        let ScoreRequest { ids, start } = request;
+    /// Returns the log-prob of each token from `start` on, given all before it,
+    /// and whatever else the request wants there: exactly so many finite numbers,
+    /// for exactly these ids, or an error. The numbers are raw: no temperature.
+    pub async fn score(&self, request: &ScoreRequest) -> Result<Scores, Error> {
+        let ScoreRequest { ids, start, top_k, chosen } = request;
+        let dialect = self.dialect();
+        if !matches!(dialect, Dialect::Sglang | Dialect::Vllm) {
+            return Err(Error::Unsupported {
+                url: self.url(),
+                dialect,
+                what: "score given tokens by their ids",
+            });
+        }
+        if dialect == Dialect::Vllm && *top_k > VLLM_MOST_TOP {
+            let what = "tell more than the 20 likeliest tokens";
+            return Err(Error::Unsupported { url: self.url(), dialect, what });
+        }
+        let refuse = |reason| Err(Error::Client { url: self.url(), reason });
         if *start == 0 || *start > ids.len() {
-            let reason = format!("no scores from position {start} of {} ids", ids.len());
-            return Err(Error::Client { url: self.url(), reason });
+            return refuse(format!("no scores from position {start} of {} ids", ids.len()));
         }
-        if *start == ids.len() {
-            return Ok(Vec::new());
+        let rows = ids.len() - start;
+        if rows == 0 {
+            return Ok(Scores::default());
         }
-        // The entry at the start is always null, so we start one earlier.
-        let body = json!({
-            "input_ids": ids,
-            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
-            "return_logprob": true,
-            "logprob_start_len": start - 1,
-        });
-        let call = NativeCall {
-            method: Method::POST,
-            path: "/generate",
-            body: Some(&body),
-            timeout: None,
-            retries: None,
-        };
-        let answer = self.native(call).await?;
-        let read: GenerateAnswer = answer.json()?;
-        let entries = read.meta_info.and_then(|meta| meta.input_token_logprobs);
-        let Some(entries) = entries else {
-            return Err(answer.malformed("no `meta_info.input_token_logprobs`"));
-        };
-        checked(&answer, &entries, &ids[start - 1..])
+        if chosen.len() % rows != 0 {
+            return refuse(format!("{} chosen ids for {rows} positions", chosen.len()));
+        }
+        match dialect {
+            Dialect::Vllm => vllm::score(self, request).await,
+            _ => sglang::score(self, request).await,
+        }
     }
 }
 
-/// Drops the null first entry and holds the rest against the ids.
-fn checked(answer: &Answer, entries: &[TokenLogProb], ids: &[i32]) -> Result<Vec<f32>, Error> {
-    if entries.len() != ids.len() {
-        let reason = format!("{} log-probs for {} tokens", entries.len(), ids.len());
+/// A token and its log-prob, as a server listed them.
+type Listed = (i64, f64);
+
+/// Returns a log-prob, or refuses what is none.
+fn log_prob(answer: &Answer, place: usize, value: Option<f64>) -> Result<f32, Error> {
+    match value {
+        Some(value) if value.is_finite() => Ok(value as f32),
+        _ => Err(answer.malformed(format!("no log-prob at place {place}"))),
+    }
+}
+
+/// Adds the likeliest tokens of one position to the scores: exactly `wanted`
+/// different ones, which are put in order.
+fn add_top(
+    scores: &mut Scores,
+    answer: &Answer,
+    place: usize,
+    wanted: usize,
+    mut list: Vec<Listed>,
+) -> Result<(), Error> {
+    if list.len() != wanted {
+        let reason = format!("{} likeliest tokens for {wanted} at place {place}", list.len());
         return Err(answer.malformed(reason));
     }
-    let mut scores = Vec::with_capacity(ids.len() - 1);
-    for (position, (TokenLogProb(score, id, _), wanted)) in entries.iter().zip(ids).enumerate() {
-        if *id != i64::from(*wanted) {
-            let reason = format!("id {id} where {wanted} was sent, at place {position}");
-            return Err(answer.malformed(reason));
+    list.sort_by(|left, right| right.1.total_cmp(&left.1));
+    let mut seen = Vec::with_capacity(wanted);
+    for (id, value) in list {
+        let id = token(answer, place, id)?;
+        if seen.contains(&id) {
+            return Err(answer.malformed(format!("id {id} twice at place {place}")));
         }
-        if position == 0 {
-            continue;
-        }
-        match score {
-            Some(score) if score.is_finite() => scores.push(*score as f32),
-            _ => return Err(answer.malformed(format!("no log-prob at place {position}"))),
-        }
+        seen.push(id);
+        scores.top_ids.push(id);
+        scores.top_log_probs.push(log_prob(answer, place, Some(value))?);
     }
-    Ok(scores)
+    Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(entries: &[(Option<f64>, i64)], ids: &[i32]) -> Result<Vec<f32>, String> {
-        let answer = Answer { url: "u".to_owned(), body: Default::default() };
-        let entries: Vec<_> =
-            entries.iter().map(|(score, id)| TokenLogProb(*score, *id, None)).collect();
-        checked(&answer, &entries, ids).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn the_first_entry_is_dropped() {
-        let entries = [(None, 6), (Some(-1.25), 7), (Some(-0.5), 8)];
-        assert_eq!(check(&entries, &[6, 7, 8]), Ok(vec![-1.25, -0.5]));
-    }
-
-    #[test]
-    fn a_wrong_count_or_id_or_gap_is_refused() {
-        let wrong = |entries: &[_]| check(entries, &[6, 7, 8]).unwrap_err();
-        let count = wrong(&[(None, 7), (Some(-1.0), 8)]);
-        assert!(count.ends_with("2 log-probs for 3 tokens"), "{count}");
-        let id = wrong(&[(None, 6), (Some(-1.0), 9), (Some(-1.0), 8)]);
-        assert!(id.ends_with("id 9 where 7 was sent, at place 1"), "{id}");
-        let gap = wrong(&[(None, 6), (Some(-1.0), 7), (None, 8)]);
-        assert!(gap.ends_with("no log-prob at place 2"), "{gap}");
+fn token(answer: &Answer, place: usize, id: i64) -> Result<i32, Error> {
+    match i32::try_from(id) {
+        Ok(id) if id >= 0 => Ok(id),
+        _ => Err(answer.malformed(format!("{id} is no token id, at place {place}"))),
     }
 }

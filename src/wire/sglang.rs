@@ -230,6 +230,9 @@ pub struct ModelInfo {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogProb(pub Option<f64>, pub i64, pub Option<String>);
 
+/// A list of tokens for each position, null where nothing is known.
+pub type TokenLogProbs = Vec<Option<Vec<TokenLogProb>>>;
+
 /// The parts of `meta_info` that oclaw reads.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct MetaInfo {
@@ -239,6 +242,10 @@ pub struct MetaInfo {
     pub prompt_tokens: Option<u64>,
     /// Log-probs of the prompt from `logprob_start_len` on; the first is null.
     pub input_token_logprobs: Option<Vec<TokenLogProb>>,
+    /// The likeliest tokens at the same positions.
+    pub input_top_logprobs: Option<TokenLogProbs>,
+    /// The tokens of `token_ids_logprob` at the same positions.
+    pub input_token_ids_logprobs: Option<TokenLogProbs>,
     /// Log-probs of the answer.
     pub output_token_logprobs: Option<Vec<TokenLogProb>>,
 }

@@ -8,9 +8,11 @@
 //! * a content part that is no text is an error, it is not left out (T15);
 //! * a teacher's reply must hold one entry more than the response, the first of
 //!   which is dropped; the reference takes any count and pads with 0.0, which is
-//!   probability 1 (protocols.md 11.1, K02, K03).
+//!   probability 1 (protocols.md 11.1, K02, K03);
+//! * each list of the likeliest tokens must hold k of them, and ours come in order;
+//!   the reference takes any number, cuts, and pads with 0.0 and the ids from 0 on.
 
-use oclaw::engine::{Dialect, Engine, EngineOptions, Retries, ScoreRequest};
+use oclaw::engine::{Dialect, Engine, EngineOptions, Retries, ScoreRequest, Scores};
 use oclaw::hint::{self, Keep};
 use oclaw::judge;
 use oclaw::template::{enhanced_messages, flatten_content, normalize_messages, strip};
@@ -34,9 +36,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     // The at-least-one rule and group normalisation: `room::advantage`.
     ("rl_submit_sequence(one session; score None = no PRM result)", "room::advantage"),
     ("post_process_rewards(grpo)", "room::advantage"),
-    // Top-k of the teacher comes with its own issue; the reference's padding of
-    // missing ids by 0..k never will.
-    ("compute_teacher_topk_logprobs", "not built yet: token level only"),
 ];
 
 #[test]
@@ -55,11 +54,12 @@ fn every_case_of_every_function() {
             "normalize_messages" => normalize(input, output),
             "flatten_message_content" => flatten(input, output),
             "is_valid_rl_score" => is_valid_rl_score(input, output),
-            "compute_teacher_log_probs" => {}
+            "compute_teacher_log_probs" | "compute_teacher_topk_logprobs" => {}
             other => assert!(ELSEWHERE.iter().any(|(name, _)| *name == other), "`{other}` is new"),
         }
     }
     teacher_log_probs(cases.iter().filter(|case| case["fn"] == "compute_teacher_log_probs"));
+    teacher_top_k(cases.iter().filter(|case| case["fn"] == "compute_teacher_topk_logprobs"));
 }
 
 fn majority_vote(input: &Value, output: &Value) {
@@ -167,7 +167,8 @@ fn teacher_log_probs<'a>(cases: impl Iterator<Item = &'a Value>) {
             for (slot, id) in ids.iter_mut().skip(start.saturating_sub(1)).zip(&told) {
                 *slot = *id as i32;
             }
-            let score = played(&input["reply"], ScoreRequest { ids, start }).await;
+            let score =
+                played(&input["reply"], ScoreRequest { ids, start, ..Default::default() }).await;
             let whole =
                 total > response && told.len() == entries.len() && entries.len() == response + 1;
             match (whole, score) {
@@ -175,7 +176,7 @@ fn teacher_log_probs<'a>(cases: impl Iterator<Item = &'a Value>) {
                     let output = case["output"].as_array().unwrap();
                     let expected: Vec<_> =
                         output.iter().map(|value| value.as_f64().unwrap() as f32).collect();
-                    assert_eq!(values, expected, "{input}");
+                    assert_eq!(values.log_probs, expected, "{input}");
                 }
                 (false, Err(_)) => {}
                 (_, found) => panic!("{input}: {found:?}"),
@@ -184,7 +185,58 @@ fn teacher_log_probs<'a>(cases: impl Iterator<Item = &'a Value>) {
     });
 }
 
-async fn played(reply: &Value, request: ScoreRequest) -> Result<Vec<f32>, oclaw::engine::Error> {
+/// Plays each recorded reply, which has the likeliest tokens only, together with
+/// the log-probs of the tokens themselves, without which ours believes nothing.
+fn teacher_top_k<'a>(cases: impl Iterator<Item = &'a Value>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        for case in cases {
+            let input = &case["input"];
+            let length = |name: &str| input[name].as_u64().unwrap() as usize;
+            let (total, response, k) = (length("n_input_ids"), length("response_len"), length("k"));
+            let lists = input["reply"]["meta_info"]["input_top_logprobs"].as_array();
+            let lists = lists.cloned().unwrap_or_default();
+            let mut reply = input["reply"].clone();
+            let own = (0..=response).map(|place| json!([(place > 0).then_some(-1.0), 0, null]));
+            reply["meta_info"]["input_token_logprobs"] = own.collect();
+            let start = total.saturating_sub(response);
+            let request = ScoreRequest { ids: vec![0; total], start, top_k: k, chosen: vec![] };
+            let scores = played(&reply, request).await;
+            let is_whole = |list: &Value| list.as_array().is_some_and(|list| list.len() == k);
+            let whole =
+                total > response && lists.len() == response + 1 && lists[1..].iter().all(is_whole);
+            match (whole, scores) {
+                (true, Ok(scores)) => assert_eq!(pairs(&scores, k), ordered(&case["output"])),
+                (false, Err(_)) => {}
+                (_, found) => panic!("{input}: {found:?}"),
+            }
+        }
+    });
+}
+
+type Pairs = Vec<Vec<(i64, f32)>>;
+
+fn pairs(scores: &Scores, k: usize) -> Pairs {
+    let ids = scores.top_ids.iter().map(|id| i64::from(*id));
+    let pairs: Vec<_> = ids.zip(scores.top_log_probs.iter().copied()).collect();
+    pairs.chunks(k).map(<[_]>::to_vec).collect()
+}
+
+/// The reference's rows of log-probs and of ids, likeliest first.
+fn ordered(output: &Value) -> Pairs {
+    let rows = |index: usize| output[index].as_array().unwrap();
+    let rows = rows(0).iter().zip(rows(1)).map(|(values, ids)| {
+        let (values, ids) = (values.as_array().unwrap(), ids.as_array().unwrap());
+        let pair =
+            |(id, value): (&Value, &Value)| (id.as_i64().unwrap(), value.as_f64().unwrap() as f32);
+        let mut row: Vec<_> = ids.iter().zip(values).map(pair).collect();
+        row.sort_by(|left, right| right.1.total_cmp(&left.1));
+        row
+    });
+    rows.collect()
+}
+
+async fn played(reply: &Value, request: ScoreRequest) -> Result<Scores, oclaw::engine::Error> {
     let body = reply.to_string();
     let answer = move || async move { ([("content-type", "application/json")], body) };
     let routes = axum::Router::new().route("/generate", axum::routing::post(answer));

@@ -1,5 +1,7 @@
 //! The client, against a scripted server.
 
+mod score;
+
 use std::time::Duration;
 
 use oclaw::engine::{ChatRequest, Dialect, Engine, EngineOptions, Error, Retries, ScoreRequest};
@@ -219,67 +221,22 @@ async fn a_chat_says_only_what_was_asked() {
     assert_eq!(fake.seen()[1].body, whole);
 }
 
-/// Asks for the scores of `[5, 6, 7, 8]` from 2 on and returns the outcome.
-async fn score(reply: Reply) -> (FakeEngine, Result<Vec<f32>, Error>) {
-    let fake = FakeEngine::sglang();
-    fake.on("/generate", [reply]);
-    let engine = Engine::attach(options(fake.url())).await.unwrap();
-    let scores = engine.score(&ScoreRequest { ids: vec![5, 6, 7, 8], start: 2 }).await;
-    (fake, scores)
-}
-
-#[tokio::test]
-async fn scores_start_one_earlier_and_drop_the_null() {
-    let entries = json!([[null, 6, null], [-1.25, 7, null], [-0.5, 8, null]]);
-    let meta = json!({"weight_version": "7", "prompt_tokens": 4, "input_token_logprobs": entries});
-    let (fake, scores) = score(Reply::json(200, json!({"text": "", "meta_info": meta}))).await;
-    assert_eq!(scores.unwrap(), [-1.25, -0.5]);
-    let expected = json!({
-        "input_ids": [5, 6, 7, 8],
-        "sampling_params": {"max_new_tokens": 0, "temperature": 0},
-        "return_logprob": true,
-        "logprob_start_len": 1,
-    });
-    assert_eq!(fake.seen().last().unwrap().body, expected);
-}
-
-#[tokio::test]
-async fn scores_that_do_not_fit_are_no_scores() {
-    let entries = |entries: Value| json!({"meta_info": {"input_token_logprobs": entries}});
-    let table = [
-        (200, json!({"text": ""}), "malformed"),
-        (200, json!({"meta_info": {}}), "malformed"),
-        (200, entries(json!([])), "malformed"),
-        (200, entries(json!([[null, 7, null], [-0.5, 8, null]])), "malformed"),
-        (200, entries(json!([[null, 6, null], [-1.0, 9, null], [-0.5, 8, null]])), "malformed"),
-        (
-            200,
-            entries(json!([[null, 5, null], [-1.0, 6, null], [-1.0, 7, null], [-0.5, 8, null]])),
-            "malformed",
-        ),
-        (200, entries(json!([[null, 6, null], [null, 7, null], [-0.5, 8, null]])), "malformed"),
-        (400, json!({"error": {"message": "too long"}}), "status"),
-        (200, json!([{"meta_info": {}}]), "malformed"),
-    ];
-    for (status, body, kind) in table {
-        let shown = body.to_string();
-        let (_, scores) = score(Reply::json(status, body)).await;
-        assert_eq!(scores.unwrap_err().kind(), kind, "{shown}");
-    }
+fn scored(start: usize) -> ScoreRequest {
+    ScoreRequest { ids: vec![1, 2], start, ..Default::default() }
 }
 
 #[tokio::test]
 async fn what_a_dialect_cannot_do_is_said_before_it_is_tried() {
     let fake = FakeEngine::start();
     let engine = Engine::attach(options(format!("llamacpp+{}", fake.url()))).await.unwrap();
-    let error = engine.score(&ScoreRequest { ids: vec![1, 2], start: 1 }).await.unwrap_err();
+    let error = engine.score(&scored(1)).await.unwrap_err();
     assert!(error.to_string().contains("speaks the llamacpp dialect"), "{error}");
     assert_eq!(engine.weight_version().await.unwrap(), None);
     assert!(fake.paths().is_empty());
     let fake = FakeEngine::sglang();
     let engine = Engine::attach(options(fake.url())).await.unwrap();
-    let error = engine.score(&ScoreRequest { ids: vec![1, 2], start: 0 }).await.unwrap_err();
+    let error = engine.score(&scored(0)).await.unwrap_err();
     assert_eq!(error.kind(), "client");
-    assert!(engine.score(&ScoreRequest { ids: vec![1, 2], start: 2 }).await.unwrap().is_empty());
+    assert!(engine.score(&scored(2)).await.unwrap().log_probs.is_empty());
     assert_eq!(engine.weight_version().await.unwrap().as_deref(), Some("default"));
 }

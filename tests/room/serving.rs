@@ -164,7 +164,8 @@ async fn log_probs_of_an_answer_are_those_of_score_mode() {
     let choice = &answer["choices"][0];
     let (prompt, response) = (ids(&choice["prompt_token_ids"]), ids(&choice["response_token_ids"]));
     let all = prompt.iter().chain(&response).map(|id| *id as i32).collect();
-    let scores = engine.score(&ScoreRequest { ids: all, start: prompt.len() }).await.unwrap();
+    let scores = ScoreRequest { ids: all, start: prompt.len(), ..Default::default() };
+    let scores = engine.score(&scores).await.unwrap().log_probs;
     let entries = choice["logprobs"]["content"].as_array().unwrap();
     assert_eq!((entries.len(), scores.len()), (response.len(), response.len()));
     assert_eq!(answer["usage"]["completion_tokens"], response.len());

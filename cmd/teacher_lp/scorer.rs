@@ -1,0 +1,236 @@
+//! Who computes the numbers: the teacher, and the student where the likeliest
+//! tokens are wanted, each a model in this process or a server.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use oclaw::engine;
+use oclaw::engine::{Dialect, Engine, EngineOptions, VLLM_MOST_TOP};
+use oclaw::teacher_lp::{Asked, ScoreRequest, Scores};
+use oclaw::template::{Chat, Tokenizer};
+
+use super::Args;
+use super::local::{Local, Policies};
+use crate::common::Context;
+use crate::embedded;
+use crate::report::Failure;
+
+/// Teacher and student.
+pub(super) struct Scorer {
+    name: String,
+    teacher: Place,
+    student: Student,
+    local: Option<Local>,
+    tokenizer_hash: String,
+    /// Whether the tokenizer of a policy is ours, by its folder.
+    tokenizers: RefCell<HashMap<PathBuf, Result<(), String>>>,
+}
+
+/// Where numbers are computed.
+enum Place {
+    Folder(PathBuf),
+    Engine(Engine),
+}
+
+enum Student {
+    /// Nobody asks for it.
+    None,
+    /// The policy that sampled the turn.
+    Policies(Policies),
+    /// The same for all turns; the name is recorded.
+    Fixed(Place, String),
+}
+
+impl Scorer {
+    /// Loads or connects to all who will be asked, and tries the servers.
+    pub(super) async fn new(args: &Args, chat: &Chat, context: &Context) -> anyhow::Result<Self> {
+        let student_folder = student_folder(args)?;
+        let needs_local = args.model.is_some() || student_folder.is_some() || args.policy.is_some();
+        let local = needs_local.then(|| Local::start(args.dtype)).transpose()?;
+        let teacher = match (&args.engine, &args.model) {
+            (Some(url), _) => {
+                let key = embedded::key(&context.command, args.engine_key_file.as_deref())?;
+                let options =
+                    EngineOptions { key, model: args.engine_model.clone(), ..args.options(url) };
+                Place::Engine(connect(options, args.topk, chat, context).await?)
+            }
+            (None, folder) => Place::Folder(folder.clone().unwrap_or_default()),
+        };
+        let student = match (&args.student, student_folder) {
+            _ if args.topk == 0 => Student::None,
+            (_, Some(folder)) => {
+                let name = version_of(&folder);
+                Student::Fixed(Place::Folder(folder), name)
+            }
+            (Some(url), None) => {
+                let key =
+                    args.student_key_file.as_deref().map(|file| embedded::key("", Some(file)));
+                let options = EngineOptions {
+                    key: key.transpose()?.flatten(),
+                    model: args.student_model.clone(),
+                    ..args.options(&url.to_string_lossy())
+                };
+                let engine = connect(options, args.topk, chat, context).await?;
+                let name = engine.model().unwrap_or_default().to_owned();
+                Student::Fixed(Place::Engine(engine), name)
+            }
+            (None, None) => {
+                let policies = args.policy.clone().unwrap_or_default();
+                Student::Policies(Policies::new(policies, args.model.clone()))
+            }
+        };
+        let fixed = if let Student::Fixed(place, _) = &student { Some(place) } else { None };
+        for place in std::iter::once(&teacher).chain(fixed) {
+            if let (Place::Folder(folder), Some(local)) = (place, &local) {
+                same_tokenizer(folder, &chat.tokenizer.hash())
+                    .map_err(|what| Failure::failed(what).hint(SHARE))?;
+                local.load(folder).await?;
+            }
+        }
+        let name = match &teacher {
+            Place::Folder(folder) => folder_name(folder),
+            Place::Engine(engine) => engine.model().unwrap_or_default().to_owned(),
+        };
+        let tokenizer_hash = chat.tokenizer.hash();
+        Ok(Self { name, teacher, student, local, tokenizer_hash, tokenizers: RefCell::default() })
+    }
+
+    /// Returns the teacher's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns whether everybody can divide logits by a temperature.
+    pub(super) fn tempers(&self) -> bool {
+        let engine = |place: &Place| matches!(place, Place::Engine(_));
+        let student = matches!(&self.student, Student::Fixed(place, _) if engine(place));
+        !engine(&self.teacher) && !student
+    }
+
+    /// Scores one request by whom it asks.
+    pub(super) async fn score(&self, request: ScoreRequest) -> Result<Scores, String> {
+        let version = match &request.asked {
+            Asked::Teacher => return self.at(&self.teacher, request).await,
+            Asked::Student(version) => version.clone(),
+        };
+        match &self.student {
+            Student::None => Err("there is none".to_owned()),
+            Student::Fixed(place, name) => {
+                let mut scores = self.at(place, request).await?;
+                scores.version.get_or_insert_with(|| name.clone());
+                Ok(scores)
+            }
+            Student::Policies(policies) => {
+                let (step, folder) = policies.of(version.as_deref())?;
+                self.check(&folder)?;
+                let mut scores = self.at(&Place::Folder(folder), request).await?;
+                scores.version = Some(step);
+                Ok(scores)
+            }
+        }
+    }
+
+    async fn at(&self, place: &Place, request: ScoreRequest) -> Result<Scores, String> {
+        match (place, &self.local) {
+            (Place::Folder(folder), Some(local)) => local.score(folder.clone(), request).await,
+            (Place::Folder(folder), None) => Err(format!("`{}` is not loaded", folder.display())),
+            (Place::Engine(engine), _) => {
+                let ScoreRequest { ids, start, top_k, chosen, .. } = request;
+                let request = engine::ScoreRequest { ids, start, top_k, chosen };
+                let scores = engine.score(&request).await.map_err(|error| error.to_string())?;
+                Ok(Scores {
+                    log_probs: scores.log_probs,
+                    top_ids: scores.top_ids,
+                    top_log_probs: scores.top_log_probs,
+                    chosen_log_probs: scores.chosen_log_probs,
+                    version: scores.version,
+                })
+            }
+        }
+    }
+
+    /// Refuses a policy with another tokenizer.
+    fn check(&self, folder: &Path) -> Result<(), String> {
+        let mut known = self.tokenizers.borrow_mut();
+        let check = || same_tokenizer(folder, &self.tokenizer_hash);
+        known.entry(folder.to_owned()).or_insert_with(check).clone()
+    }
+}
+
+const SHARE: &str = "teacher and student must share the policy's vocabulary";
+
+/// Returns the one folder of the student, if it is one and not a policy per turn.
+fn student_folder(args: &Args) -> anyhow::Result<Option<PathBuf>> {
+    let is_address = |place: &Path| place.to_string_lossy().contains("://");
+    match (args.topk, &args.student, &args.policy, &args.model) {
+        (0, Some(_), ..) | (0, _, Some(_), _) => {
+            Err(Failure::usage("a student has nothing to do without `--topk`").into())
+        }
+        (0, ..) | (_, None, Some(_), _) => Ok(None),
+        (_, Some(place), ..) if is_address(place) => Ok(None),
+        (_, Some(folder), ..) | (_, None, None, Some(folder)) => Ok(Some(folder.clone())),
+        (_, None, None, None) => Err(Failure::usage("`--topk` needs a student")
+            .hint("give `--policy DIR`, the folder that `train` fills, or `--student DIR|URL`")
+            .into()),
+    }
+}
+
+/// Connects to a server and scores two tokens, so that what cannot score at all
+/// says so now and not once per hint. Says what it cannot do.
+async fn connect(
+    options: EngineOptions,
+    topk: u16,
+    chat: &Chat,
+    context: &Context,
+) -> anyhow::Result<Engine> {
+    let engine = Engine::connect(options).await?;
+    let ids = chat.tokenizer.encode("one two three")?;
+    let chosen = if topk > 0 { ids[1..].to_vec() } else { Vec::new() };
+    let probe = engine::ScoreRequest { ids, start: 1, top_k: topk.into(), chosen };
+    engine.score(&probe).await.map_err(|error| match error {
+        error @ engine::Error::Unsupported { .. } => anyhow::Error::from(
+            Failure::usage(error.to_string())
+                .hint("SGLang, vLLM, `oclaw engine` and a model folder can"),
+        ),
+        error => error.into(),
+    })?;
+    if topk > 0 && engine.dialect() == Dialect::Vllm {
+        context.say(format!(
+            "`{}` tells the {VLLM_MOST_TOP} likeliest tokens only: a hint is unusable where the student's are others",
+            engine.url()
+        ));
+    }
+    Ok(engine)
+}
+
+impl Args {
+    fn options(&self, url: &str) -> EngineOptions {
+        let mut options = EngineOptions::new(url);
+        options.timeout = Duration::from_secs(self.timeout);
+        options.retries.tries = self.retries.saturating_add(1);
+        options
+    }
+}
+
+fn same_tokenizer(folder: &Path, hash: &str) -> Result<(), String> {
+    let tokenizer = Tokenizer::load(folder).map_err(|error| error.to_string())?;
+    match tokenizer.hash() == hash {
+        true => Ok(()),
+        false => Err(format!("the tokenizer of `{}` is another", folder.display())),
+    }
+}
+
+/// Returns a folder's own name, whatever link led there.
+pub(super) fn folder_name(folder: &Path) -> String {
+    let real = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+    real.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Returns the step of a policy's folder, or the name of another.
+fn version_of(folder: &Path) -> String {
+    let name = folder_name(folder);
+    let step = name.strip_prefix("step-").and_then(|step| step.parse::<u64>().ok());
+    step.map_or(name, |step| step.to_string())
+}
