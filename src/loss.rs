@@ -8,7 +8,14 @@
 //! `log_probs` (and the entropy) only. Absent on purpose: settings, models,
 //! names of losses.
 
+mod hybrid;
+
 use tch::{Kind, Tensor};
+
+pub use hybrid::{
+    Candidates, HintSelection, Subset, SubsetIds, TopkAdvantages, TopkError, select_subset,
+    topk_advantages, topk_overlap, topk_surrogate,
+};
 
 /// Log-ratios are clamped to this on both sides before `exp`, without gradient
 /// beyond: `exp` must not overflow.

@@ -4,6 +4,9 @@
 mod api;
 mod chat;
 mod gguf;
+mod hints;
+#[cfg(feature = "torch")]
+mod hybrid;
 #[cfg(feature = "torch")]
 mod loss;
 #[cfg(feature = "torch")]

@@ -13,10 +13,10 @@ use tch::{Kind, Tensor};
 
 use crate::harness::golden;
 
-struct Tensors(Vec<(String, Tensor)>);
+pub(super) struct Tensors(Vec<(String, Tensor)>);
 
 impl Tensors {
-    fn read(path: &Path) -> Self {
+    pub(super) fn read(path: &Path) -> Self {
         Self(Tensor::read_safetensors(path).unwrap())
     }
 
@@ -24,20 +24,20 @@ impl Tensors {
         self.0.iter().find(|(known, _)| known == name).map(|(_, tensor)| tensor.shallow_clone())
     }
 
-    fn get(&self, name: &str) -> Tensor {
+    pub(super) fn get(&self, name: &str) -> Tensor {
         self.find(name).unwrap_or_else(|| panic!("no tensor `{name}`"))
     }
 }
 
-fn json(path: &Path) -> Value {
+pub(super) fn json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn floats(tensor: &Tensor) -> Vec<f32> {
+pub(super) fn floats(tensor: &Tensor) -> Vec<f32> {
     Vec::try_from(tensor.to_kind(Kind::Float).contiguous().view(-1)).unwrap()
 }
 
-fn integers(tensor: &Tensor) -> Vec<i64> {
+pub(super) fn integers(tensor: &Tensor) -> Vec<i64> {
     Vec::try_from(tensor.contiguous().view(-1)).unwrap()
 }
 
@@ -148,7 +148,7 @@ fn flag(config: &Value, key: &str) -> bool {
     config[key].as_bool().unwrap_or(false)
 }
 
-fn kl_kind(name: &str) -> KlKind {
+pub(super) fn kl_kind(name: &str) -> KlKind {
     match name {
         "k1" => KlKind::K1,
         "k2" => KlKind::K2,
@@ -288,7 +288,7 @@ fn distillation_loss(batch: &Batch, tensors: &Tensors, case: &Value) -> (Tensor,
     (total, metrics)
 }
 
-fn close(found: f64, wanted: f64, tolerance: f64) -> bool {
+pub(super) fn close(found: f64, wanted: f64, tolerance: f64) -> bool {
     (found - wanted).abs() <= tolerance * (1.0 + wanted.abs())
 }
 

@@ -1,7 +1,7 @@
 //! The losses by hand: where the recorded cases do not bite, and where numbers
 //! run away.
 
-use oclaw::loss::{self, Clip, KlKind, Reduction};
+use oclaw::loss::{self, Clip, HintSelection, KlKind, Reduction, SubsetIds};
 use tch::{Kind, Tensor};
 
 const CLIP: Clip = Clip { low: 0.2, high: 0.28, dual: None };
@@ -199,4 +199,92 @@ fn log_probs_and_entropy_by_hand() {
     close(&loss::log_probs(&logits, &ids), &[0.75_f32.ln(), 0.5_f32.ln()]);
     let uneven = -(0.75 * 0.75_f32.ln() + 0.25 * 0.25_f32.ln());
     close(&loss::entropy(&logits), &[uneven, 2.0_f32.ln()]);
+}
+
+/// Two candidates for two positions, k = 2. The student has ids 1 and 2.
+fn candidates() -> loss::Candidates {
+    let ids = |ids: &[i64], shape: &[i64]| Tensor::from_slice(ids).view(shape);
+    let values = |values: &[f32], shape: &[i64]| Tensor::from_slice(values).view(shape);
+    loss::Candidates {
+        student_ids: ids(&[1, 2, 1, 2], &[2, 2]),
+        ids: ids(&[3, 2, 3, 4, 1, 2, 2, 5], &[2, 2, 2]),
+        log_probs: values(&[-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.7, -0.8], &[2, 2, 2]),
+        at_student: Some(values(&[-1.0, -0.2, -3.0, -4.0, -0.5, -0.6, -2.0, -0.7], &[2, 2, 2])),
+    }
+}
+
+fn integers(tensor: &Tensor) -> Vec<i64> {
+    Vec::try_from(tensor.to_kind(Kind::Int64).contiguous().view(-1)).unwrap()
+}
+
+#[test]
+fn a_candidate_is_chosen_by_overlap() {
+    let choose = |selection, spans: Option<&[(i64, i64)]>| {
+        let which = SubsetIds::Overlap;
+        loss::select_subset(&candidates(), selection, which, spans).unwrap()
+    };
+    // Overlaps: 1 and 0, then 2 and 1.
+    let subset = choose(HintSelection::Sequence, None);
+    assert_eq!((integers(&subset.chosen), integers(&subset.overlap)), (vec![1, 1], vec![2, 1]));
+    assert_eq!(integers(&subset.inside), [1, 1, 0, 1]);
+    close(&subset.teacher.view(-1), &[-0.5, -0.6, 0.0, -0.7]);
+    assert_eq!(integers(&choose(HintSelection::Token, None).chosen), [1, 1]);
+    let subset = choose(HintSelection::Shortest, None);
+    assert_eq!(
+        (integers(&subset.chosen), integers(&subset.inside)),
+        (vec![0, 0], vec![0, 1, 0, 0])
+    );
+    // Outside every span the first teaches.
+    let subset = choose(HintSelection::Sequence, Some(&[(1, 2)]));
+    assert_eq!(integers(&subset.chosen), [0, 1]);
+    close(&subset.size(), &[1.0, 1.0]);
+}
+
+#[test]
+fn a_teacher_value_that_is_no_number_takes_its_candidate_out() {
+    for odd in [f64::NAN, f64::NEG_INFINITY] {
+        let mut broken = candidates();
+        let _ = broken.at_student.as_mut().unwrap().get(1).get(0).get(1).fill_(odd);
+        let student = SubsetIds::Student;
+        let choose = |selection| loss::select_subset(&broken, selection, student, None).unwrap();
+        // The other candidate is left at that token.
+        let subset = choose(HintSelection::Token);
+        assert_eq!(integers(&subset.chosen), [0, 1]);
+        assert_eq!(integers(&subset.unusable), [0, 0]);
+        // Over the answer both overlap by 1: the first.
+        assert_eq!(integers(&choose(HintSelection::Sequence).chosen), [0, 0]);
+        let _ = broken.at_student.as_mut().unwrap().get(0).get(0).fill_(odd);
+        let choose = |selection| loss::select_subset(&broken, selection, student, None).unwrap();
+        let subset = choose(HintSelection::Sequence);
+        assert_eq!(
+            (integers(&subset.chosen), integers(&subset.unusable)),
+            (vec![1, 1], vec![1, 0])
+        );
+        // Nothing is taught there, and nothing is NaN.
+        let old = Tensor::from_slice(&[-1.0_f32, -1.0, -1.0, -1.0]).view([2, 2]);
+        let worth = loss::topk_advantages(&subset, &old, &old, Some(1.0));
+        let current = old.copy().set_requires_grad(true);
+        let ratio = loss::log_ratio(&current, &old);
+        let found = loss::topk_surrogate(&ratio, &worth.advantages, &subset.inside, &CLIP);
+        // d = clip(-1) and 0.3, each with half of the weight.
+        close(&found.loss, &[0.0, 0.35]);
+        found.loss.sum(Kind::Float).backward();
+        close(&current.grad().view(-1), &[0.0, 0.0, 0.5, -0.15]);
+    }
+}
+
+#[test]
+fn an_id_that_stands_twice_is_refused() {
+    let mut broken = candidates();
+    broken.ids = Tensor::from_slice(&[3_i64, 2, 4, 4, 1, 2, 2, 5]).view([2, 2, 2]);
+    let choose = |candidates: &loss::Candidates, which| {
+        loss::select_subset(candidates, HintSelection::Token, which, None).unwrap_err().to_string()
+    };
+    let which = SubsetIds::Teacher;
+    assert_eq!(choose(&broken, which), "candidate 0's top-k has an id twice at token 1");
+    broken.student_ids = Tensor::from_slice(&[2_i64, 2, 1, 2]).view([2, 2]);
+    assert_eq!(choose(&broken, which), "the student's top-k has an id twice at token 0");
+    let unasked = loss::Candidates { at_student: None, ..candidates() };
+    let wanted = "there are no teacher log-probs at the student's ids";
+    assert_eq!(choose(&unasked, SubsetIds::Student), wanted);
 }
