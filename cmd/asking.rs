@@ -9,14 +9,23 @@ use std::time::Duration;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use futures_util::future::join_all;
-use oclaw::engine::{ChatRequest, Engine, EngineOptions, Error};
+use oclaw::cache::Key;
+use oclaw::engine::{ChatReply, ChatRequest, Engine, EngineOptions, Error};
 use oclaw::judge::{Fault, Reply};
-use serde_json::Value;
-use tokio::sync::Semaphore;
+use oclaw::stage::Plan;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::answers::{Answers, Keeping};
 use crate::common::Context;
 use crate::embedded::{self, Embedded};
+use crate::forecast::Forecast;
 use crate::report::Failure;
+use crate::spending::{Budget, Meter, Spent, Tokens, guess};
+
+/// Type of a model's products in this process: that of its checkpoint.
+const DTYPE: &str = "auto";
 
 /// Whom to ask, and how.
 #[derive(clap::Args, Debug)]
@@ -41,7 +50,7 @@ pub(crate) struct Asking {
     temperature: f64,
     /// Longest answer, in tokens, thinking included
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
-    max_tokens: u32,
+    pub(crate) max_tokens: u32,
     /// Limit of one call, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     timeout: f64,
@@ -54,6 +63,10 @@ pub(crate) struct Asking {
     /// File with another instruction to the model
     #[arg(long, value_name = "FILE")]
     prompt: Option<PathBuf>,
+    #[command(flatten)]
+    keeping: Keeping,
+    #[command(flatten)]
+    pub(crate) budget: Budget,
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -106,19 +119,49 @@ impl Asking {
                 (Engine::connect(options).await?, None)
             }
             (None, Some(folder)) => {
-                let embedded = Embedded::start(context, folder, None, "auto").await?;
+                let embedded = Embedded::start(context, folder, None, DTYPE).await?;
                 let engine = Engine::connect(self.options(embedded.url())).await?;
                 (engine, Some(embedded))
             }
             (None, None) => return Err(Failure::usage("nobody to ask").into()),
         };
+        let answers = Answers::open(&self.keeping, &context.command);
+        let whom = match (&self.engine, &self.model) {
+            (Some(url), _) => answers.of_engine(&engine, (url, self.engine_model.as_deref())).await,
+            (None, Some(folder)) => answers.of_folder(folder, DTYPE).await?,
+            (None, None) => Value::Null,
+        };
         Ok(Asker {
             asking: self,
             engine,
             embedded,
+            answers,
+            whom,
             seed: context.seed,
             places: Semaphore::new(self.at_once as usize),
-            calls: RefCell::default(),
+            meter: Meter::new(&self.budget),
+            faults: RefCell::default(),
+        })
+    }
+
+    /// Prepares to foretell what asking would come to.
+    pub(crate) async fn forecast(&self, context: &Context) -> anyhow::Result<Forecast<'_>> {
+        let answers = Answers::peek(&self.keeping, &context.command);
+        let whom = match (&self.model, &self.engine) {
+            (Some(folder), _) if answers.any() => Some(answers.of_folder(folder, DTYPE).await?),
+            (None, Some(url)) => answers.last_met((url, self.engine_model.as_deref())),
+            _ => None,
+        };
+        Ok(Forecast::new(self, answers, whom, context.seed))
+    }
+
+    /// Returns what an answer depends on, besides who gives it.
+    pub(crate) fn request(&self, messages: &[Value], seed: u64) -> Value {
+        json!({
+            "messages": messages,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "seed": seed,
         })
     }
 
@@ -135,51 +178,88 @@ pub(crate) struct Asker<'a> {
     asking: &'a Asking,
     engine: Engine,
     embedded: Option<Embedded>,
+    answers: Answers,
+    whom: Value,
     seed: u64,
     places: Semaphore,
-    calls: RefCell<Calls>,
+    meter: Meter,
+    faults: RefCell<BTreeMap<String, u64>>,
 }
 
-/// What the calls came to.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Calls {
-    made: u64,
-    prompt_tokens: u64,
-    completion_tokens: u64,
-    /// Whether some answer did not say its tokens.
-    uncounted: u64,
-    faults: BTreeMap<String, u64>,
+/// A reply as it is kept: what was paid for, and what it cost.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Kept {
+    text: String,
+    finish_reason: Option<String>,
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
 }
 
 impl Asker<'_> {
-    /// Asks the same as often as there are votes, all at once as far as places
-    /// are free. Votes differ in their seed only.
-    pub(crate) async fn ask(&self, messages: &[Value]) -> Vec<Result<Reply, Fault>> {
-        let call = |number: u32| self.call(messages, number);
-        join_all((0..self.asking.votes).map(call)).await
+    /// Counts the usage into the line of a plan.
+    pub(crate) fn count_into(&self, plan: &mut Plan) {
+        plan.usage = Some(self.meter.usage());
     }
 
-    async fn call(&self, messages: &[Value], number: u32) -> Result<Reply, Fault> {
-        // The semaphore is never closed.
-        let _place = self.places.acquire().await.map_err(|_| Fault::failed("closed"))?;
+    /// Asks the same as often as there are votes, all at once as far as places
+    /// are free. Votes differ in their seed only. What was answered before is not
+    /// asked again; if the rest is more than the budget allows, none of it is.
+    pub(crate) async fn ask(&self, messages: &[Value]) -> Result<Vec<Result<Reply, Fault>>, Spent> {
+        let request = self.asking.request(messages, self.seed);
+        let question = self.answers.question(&self.whom, &request);
+        let keys: Vec<Key> = (0..self.asking.votes).map(|vote| question.vote(vote)).collect();
+        let kept: Vec<Option<Kept>> = keys.iter().map(|key| self.answers.find(key)).collect();
+        let missing = kept.iter().filter(|kept| kept.is_none()).count() as u64;
+        let mut place = None;
+        if missing > 0 {
+            // The turn's calls begin with the first free place; not before that
+            // is it known what the calls before them came to.
+            place = self.places.acquire().await.ok();
+            self.meter.grant(missing)?;
+        }
+        self.meter.hits(keys.len() as u64 - missing);
+        let replies = (0..).zip(keys).zip(kept).map(|((vote, key), kept)| {
+            let place = if kept.is_none() { place.take() } else { None };
+            async move {
+                match kept {
+                    Some(Kept { text, finish_reason, .. }) => Ok(Reply { text, finish_reason }),
+                    None => self.call(messages, (vote, key), place).await,
+                }
+            }
+        });
+        Ok(join_all(replies).await)
+    }
+
+    async fn call(
+        &self,
+        messages: &[Value],
+        (vote, key): (u32, Key),
+        place: Option<SemaphorePermit<'_>>,
+    ) -> Result<Reply, Fault> {
+        // Held until the answer is kept: a call that is made finds all before it
+        // paid for and stored.
+        let _place = match place {
+            Some(place) => place,
+            // The semaphore is never closed.
+            None => self.places.acquire().await.map_err(|_| Fault::failed("closed"))?,
+        };
         let request = ChatRequest {
             messages: messages.to_vec(),
             temperature: Some(self.asking.temperature),
             max_tokens: Some(self.asking.max_tokens),
-            seed: Some(self.seed.wrapping_add(u64::from(number))),
+            seed: Some(self.seed.wrapping_add(u64::from(vote))),
             ..ChatRequest::default()
         };
-        self.calls.borrow_mut().made += 1;
+        self.meter.call();
         match self.engine.chat(&request).await {
             Ok(reply) => {
-                let mut calls = self.calls.borrow_mut();
-                match (reply.prompt_tokens, reply.completion_tokens) {
-                    (Some(prompt), Some(completion)) => {
-                        calls.prompt_tokens += prompt;
-                        calls.completion_tokens += completion;
-                    }
-                    _ => calls.uncounted += 1,
-                }
+                let prompt = guess(characters(messages));
+                let answer = guess(reply.content.chars().count());
+                self.meter.tokens(Tokens {
+                    counted: reply.prompt_tokens.zip(reply.completion_tokens),
+                    guessed: (prompt, answer),
+                });
+                self.keep(key, &reply).await;
                 Ok(Reply { text: reply.content, finish_reason: reply.finish_reason })
             }
             Err(error) => {
@@ -189,9 +269,34 @@ impl Asker<'_> {
         }
     }
 
+    /// Keeps a reply, whatever can be read in it: asking the same again would buy
+    /// the same. What the server broke off or left empty is no answer, and what
+    /// other weights said is no answer of these.
+    async fn keep(&self, key: Key, reply: &ChatReply) {
+        let whole = match reply.finish_reason.as_deref() {
+            Some("length") => true,
+            Some("abort" | "content_filter" | "error") => false,
+            _ => !reply.content.trim().is_empty(),
+        };
+        let weights = self.whom.get("weights").and_then(Value::as_str);
+        let same = match (weights, reply.weight_version.as_deref()) {
+            (Some(known), Some(told)) => known == told,
+            _ => true,
+        };
+        if whole && same {
+            let kept = Kept {
+                text: reply.content.clone(),
+                finish_reason: reply.finish_reason.clone(),
+                prompt_tokens: reply.prompt_tokens,
+                completion_tokens: reply.completion_tokens,
+            };
+            self.answers.keep(key, &kept).await;
+        }
+    }
+
     /// Counts a call that came to nothing.
     pub(crate) fn count_fault(&self, fault: &Fault) {
-        *self.calls.borrow_mut().faults.entry(fault.to_string()).or_default() += 1;
+        *self.faults.borrow_mut().entry(fault.to_string()).or_default() += 1;
     }
 
     /// Ends the connection and returns the count.
@@ -199,8 +304,23 @@ impl Asker<'_> {
         if let Some(embedded) = self.embedded {
             embedded.shutdown().await;
         }
-        self.calls.into_inner()
+        Calls { faults: self.faults.into_inner(), meter: self.meter }
     }
+}
+
+/// Counts the characters that a model is shown.
+pub(crate) fn characters(messages: &[Value]) -> usize {
+    let content = |message: &Value| match message.get("content") {
+        Some(Value::String(text)) => text.chars().count(),
+        _ => 0,
+    };
+    messages.iter().map(content).sum()
+}
+
+/// What the calls came to.
+pub(crate) struct Calls {
+    faults: BTreeMap<String, u64>,
+    meter: Meter,
 }
 
 /// Why a call failed, in words that can be counted.
@@ -232,13 +352,7 @@ impl Calls {
         for (reason, count) in &self.faults {
             table.add_row([format!("calls without a verdict: {reason}"), count.to_string()]);
         }
-        table.add_row(["calls".to_owned(), self.made.to_string()]);
-        table.add_row(["prompt tokens".to_owned(), self.prompt_tokens.to_string()]);
-        table.add_row(["answer tokens".to_owned(), self.completion_tokens.to_string()]);
-        if self.uncounted > 0 {
-            let text = "calls whose tokens nobody counted".to_owned();
-            table.add_row([text, self.uncounted.to_string()]);
-        }
+        self.meter.rows(table);
     }
 }
 

@@ -111,6 +111,7 @@ pub(crate) fn stage_line(context: &Context, source: &Source) -> anyhow::Result<O
         argv: std::env::args_os().skip(1).map(|word| told(&word.to_string_lossy())).collect(),
         seed: Some(context.seed),
         inputs,
+        usage: None,
     }))
 }
 

@@ -15,6 +15,7 @@ use crate::common::Context;
 use crate::files::Files;
 use crate::progress;
 use crate::report::{Exit, Failure};
+use crate::spending::{BUDGET, Spent};
 
 /// Say what each answer should have been told beforehand.
 ///
@@ -30,8 +31,12 @@ use crate::report::{Exit, Failure};
 /// negative, the hint is the feedback text, else what the user wrote next,
 /// without the client's stamps.
 ///
+/// Answers are kept in a file (`--cache`), so that the same run asks nothing twice;
+/// a spent budget leaves the other turns with the error `budget`; `--dry-run` says
+/// what there is to ask. All of it is as in `oclaw judge`.
+///
 /// Exit code 3 means that some turn was tried and no call gave a verdict, or a
-/// hint had to be refused.
+/// hint had to be refused, or that the budget left a turn out.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -68,6 +73,9 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             .into());
     }
     let prompt = args.asking.prompt(hint::PROMPT)?;
+    if args.asking.budget.dry_run {
+        return context.block_on(foretell(&args, context, &prompt));
+    }
     context.block_on(async {
         let source = args.files.open()?;
         let asker = match args.from_feedback {
@@ -76,6 +84,9 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         };
         let mut plan = args.files.plan(context, Writer::Hint, &source)?;
         plan.at_once = args.asking.at_once as usize;
+        if let Some(asker) = &asker {
+            asker.count_into(&mut plan);
+        }
         let bar = progress::bar(context, "hint", source.total_rows());
         let by = By { args: &args, asker, prompt, counts: RefCell::default() };
         let watch = |tally: &Tally| bar.set_position(tally.rows);
@@ -91,6 +102,26 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         context.say(counts.into_inner().table(&tally, calls.as_ref()));
         Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
     })
+}
+
+/// Says what asking for hints would come to.
+async fn foretell(args: &Args, context: &Context, prompt: &str) -> anyhow::Result<Exit> {
+    let source = args.files.open()?;
+    let plan = args.files.plan(context, Writer::Hint, &source)?;
+    let mut forecast = args.asking.forecast(context).await?;
+    let look = async |turn: Turn| {
+        let wanted = !args.only_negative || hint::is_negative(&turn);
+        if wanted
+            && !args.from_feedback
+            && hint::is_hinted(&turn)
+            && let Ok(exchange) = Exchange::of(&turn, Quoting::default())
+        {
+            forecast.add(&hint::ask(prompt, &exchange));
+        }
+    };
+    let tally = stage::survey(source, &plan, look).await?;
+    forecast.print(&tally)?;
+    Ok(Exit::Done)
 }
 
 /// Who is asked.
@@ -111,7 +142,13 @@ impl By<'_> {
             None => hint::from_feedback(&turn, self.args.max_hint_chars),
             Some(_) if !hint::is_hinted(&turn) => return turn,
             Some(asker) => match Exchange::of(&turn, Quoting::default()) {
-                Ok(exchange) => self.ask(asker, &exchange).await,
+                Ok(exchange) => match self.ask(asker, &exchange).await {
+                    Ok(found) => found,
+                    Err(Spent) => {
+                        turn.hint_error = Some(BUDGET.to_owned());
+                        return turn;
+                    }
+                },
                 Err(error) => {
                     turn.hint_error = Some(error.to_string());
                     return turn;
@@ -123,15 +160,15 @@ impl By<'_> {
         turn
     }
 
-    async fn ask(&self, asker: &Asker<'_>, exchange: &Exchange) -> Found {
-        let replies = asker.ask(&hint::ask(&self.prompt, exchange)).await;
+    async fn ask(&self, asker: &Asker<'_>, exchange: &Exchange) -> Result<Found, Spent> {
+        let replies = asker.ask(&hint::ask(&self.prompt, exchange)).await?;
         let keep = match self.args.keep {
             KeepName::All => Keep::All,
             KeepName::Longest => Keep::Longest,
         };
         let found = hint::gather(replies, keep, self.args.max_hint_chars);
         found.faults.iter().for_each(|fault| asker.count_fault(fault));
-        found
+        Ok(found)
     }
 }
 

@@ -15,6 +15,7 @@ use crate::common::Context;
 use crate::files::Files;
 use crate::progress;
 use crate::report::{Exit, Failure};
+use crate::spending::{BUDGET, Spent};
 
 /// Judge each answer by what came after it: 1 good, -1 to be done over, 0 open.
 ///
@@ -34,7 +35,15 @@ use crate::report::{Exit, Failure};
 /// the first two thirds and the last third, with the number of characters left
 /// out between. It never sees log-probs, ids or the rest of the conversation.
 ///
-/// Exit code 3 means that some turn was tried and got no score.
+/// Answers are kept in a file (`--cache`) under what was asked of which model, so
+/// that a run that was killed, or is made again, asks only what nobody answered
+/// yet. An answer without a verdict is kept as well: `--seed` asks anew. A budget
+/// (`--max-requests`, `--max-tokens-total`, `--max-cost`) that is spent leaves the
+/// other turns without a score and with the error `budget`; `--fill` goes on.
+/// `--dry-run` says what there is to ask.
+///
+/// Exit code 3 means that some turn was tried and got no score, or that the
+/// budget left one out.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -73,6 +82,9 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             .into());
     }
     let prompt = args.asking.prompt(judge::PROMPT)?;
+    if args.asking.budget.dry_run {
+        return context.block_on(foretell(&args, context, rules.is_none(), &prompt));
+    }
     context.block_on(async {
         let source = args.files.open()?;
         let asker = match rules {
@@ -81,6 +93,9 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         };
         let mut plan = args.files.plan(context, Writer::Judge, &source)?;
         plan.at_once = args.asking.at_once as usize;
+        if let Some(asker) = &asker {
+            asker.count_into(&mut plan);
+        }
         let bar = progress::bar(context, "judge", source.total_rows());
         let by = By { rules, asker, prompt, counts: RefCell::default() };
         let watch = |tally: &Tally| bar.set_position(tally.rows);
@@ -96,6 +111,29 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         context.say(counts.into_inner().table(&tally, calls.as_ref()));
         Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
     })
+}
+
+/// Says what judging would come to.
+async fn foretell(
+    args: &Args,
+    context: &Context,
+    asks: bool,
+    prompt: &str,
+) -> anyhow::Result<Exit> {
+    let source = args.files.open()?;
+    let plan = args.files.plan(context, Writer::Judge, &source)?;
+    let mut forecast = args.asking.forecast(context).await?;
+    let look = async |turn: Turn| {
+        if asks
+            && judge::is_judged(&turn)
+            && let Ok(exchange) = Exchange::of(&turn, Quoting::default())
+        {
+            forecast.add(&judge::ask(prompt, &exchange));
+        }
+    };
+    let tally = stage::survey(source, &plan, look).await?;
+    forecast.print(&tally)?;
+    Ok(Exit::Done)
 }
 
 fn show_rules(file: Option<&str>) -> anyhow::Result<Exit> {
@@ -125,7 +163,14 @@ impl By<'_> {
             return turn;
         }
         let verdict = match Exchange::of(&turn, Quoting::default()) {
-            Ok(exchange) => self.judge(&exchange).await,
+            Ok(exchange) => match self.judge(&exchange).await {
+                Ok(verdict) => verdict,
+                Err(Spent) => {
+                    turn.judge_error = Some(BUDGET.to_owned());
+                    self.counts.borrow_mut().left_out += 1;
+                    return turn;
+                }
+            },
             Err(error) => {
                 turn.judge_error = Some(error.to_string());
                 self.counts.borrow_mut().unusable += 1;
@@ -137,17 +182,17 @@ impl By<'_> {
         turn
     }
 
-    async fn judge(&self, exchange: &Exchange) -> Verdict {
+    async fn judge(&self, exchange: &Exchange) -> Result<Verdict, Spent> {
         if let Some(rules) = &self.rules {
-            return rules.judge(exchange);
+            return Ok(rules.judge(exchange));
         }
         let Some(asker) = &self.asker else {
-            return Verdict::default();
+            return Ok(Verdict::default());
         };
-        let replies = asker.ask(&judge::ask(&self.prompt, exchange)).await;
+        let replies = asker.ask(&judge::ask(&self.prompt, exchange)).await?;
         let verdict = judge::verdict(replies);
         verdict.faults.iter().flatten().for_each(|fault| asker.count_fault(fault));
-        verdict
+        Ok(verdict)
     }
 }
 
@@ -158,6 +203,7 @@ struct Counts {
     ties: u64,
     no_vote: u64,
     unusable: u64,
+    left_out: u64,
 }
 
 impl Counts {
@@ -174,7 +220,7 @@ impl Counts {
 
     fn table(&self, tally: &Tally, calls: Option<&Calls>) -> Table {
         let judged: u64 = self.scores.values().sum();
-        let failed = self.no_vote + self.unusable;
+        let failed = self.no_vote + self.unusable + self.left_out;
         let each = |counts: &BTreeMap<i8, u64>| {
             let count = |value| counts.get(&value).copied().unwrap_or_default();
             format!("{} / {} / {}", count(1), count(0), count(-1))

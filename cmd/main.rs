@@ -2,11 +2,14 @@
 //! result into an exit code.
 
 mod advantage;
+mod answers;
 mod asking;
+mod cache;
 mod common;
 mod embedded;
 mod engine;
 mod files;
+mod forecast;
 mod convert;
 mod hint;
 mod judge;
@@ -15,6 +18,7 @@ mod progress;
 mod report;
 mod serve;
 mod settings;
+mod spending;
 mod sync_weights;
 mod teacher_lp;
 mod train;
@@ -60,6 +64,7 @@ enum Command {
     Lint(lint::Args),
     Engine(engine::Args),
     Convert(convert::Args),
+    Cache(cache::Args),
 }
 
 impl Command {
@@ -76,6 +81,7 @@ impl Command {
             Self::Lint(args) => lint::run(args, context),
             Self::Engine(args) => engine::run(args, context),
             Self::Convert(args) => convert::run(args, context),
+            Self::Cache(args) => cache::run(args, context),
         }
     }
 }

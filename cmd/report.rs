@@ -3,6 +3,7 @@
 
 use std::io::{self, Write};
 
+use oclaw::cache;
 use oclaw::engine;
 use oclaw::gguf;
 use oclaw::journal;
@@ -99,6 +100,9 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         #[cfg(feature = "torch")]
         if let Some(error) = cause.downcast_ref::<train::Error>() {
             return of_train(error);
+        }
+        if let Some(error) = cause.downcast_ref::<cache::Error>() {
+            return of_cache(error);
         }
         if let Some(error) = cause.downcast_ref::<sync::Error>() {
             return of_sync(error);
@@ -258,6 +262,18 @@ fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
         Error::Locked { .. } => (Kind::Failed, Some("wait longer by `--wait`".to_owned())),
         Error::OtherVersion { .. } => (Kind::Engine, None),
         Error::Engine { source, .. } => of_engine(source),
+    }
+}
+
+fn of_cache(error: &cache::Error) -> (Kind, Option<String>) {
+    use cache::Error;
+    match error {
+        Error::Damaged { .. } => {
+            hinted(Kind::Failed, "remove it, or run a stage with it, which sets it aside")
+        }
+        Error::Foreign { .. } => hinted(Kind::Usage, "name another file by `--cache`"),
+        Error::Newer { .. } => hinted(Kind::Failed, "use a newer oclaw, or another `--cache`"),
+        Error::Unusable { .. } => (Kind::Failed, None),
     }
 }
 

@@ -193,6 +193,7 @@ async fn options(
         argv: std::env::args().skip(1).collect(),
         seed: Some(context.seed),
         inputs: Vec::new(),
+        usage: None,
     });
     let retention = args.session_idle.saturating_mul(RETENTION).as_micros();
     proxy::Options {

@@ -29,3 +29,4 @@ pub mod train;
 #[cfg(feature = "torch")]
 pub mod serving;
 pub mod sync;
+pub mod cache;

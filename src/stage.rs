@@ -9,12 +9,13 @@ mod columns;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::array::RecordBatch;
 use futures_util::{StreamExt, stream};
 
 use crate::table;
-use crate::table::{Format, Sink, Source, StageLine, Target};
+use crate::table::{Format, Sink, Source, StageLine, Target, Usage};
 use crate::trajectory;
 use crate::trajectory::{Turn, Writer};
 use columns::Layout;
@@ -44,12 +45,15 @@ pub struct Plan {
     pub needs: &'static [&'static str],
     /// What the file shall say about this run.
     pub line: Option<StageLine>,
+    /// What the stage asks of others, counted by its note: the line's last word.
+    pub usage: Option<Arc<Mutex<Usage>>>,
 }
 
 impl Plan {
     /// Returns the plan of a stage that refuses to run twice, one turn at a time.
     pub fn new(writer: Writer) -> Self {
-        Self { writer, existing: Existing::Refuse, at_once: 1, needs: &[], line: None }
+        let existing = Existing::Refuse;
+        Self { writer, existing, at_once: 1, needs: &[], line: None, usage: None }
     }
 }
 
@@ -138,7 +142,29 @@ pub async fn annotate(
         }
     }
     drop(noted);
-    writing.finish()
+    writing.finish(plan)
+}
+
+/// Reads turns and shows `look` each one that [`annotate`] would note. Nothing is
+/// written.
+pub async fn survey(
+    mut source: Source,
+    plan: &Plan,
+    mut look: impl AsyncFnMut(Turn),
+) -> Result<Tally, Error> {
+    Layout::plan(&source, plan)?;
+    let mut tally = Tally::default();
+    while let Some(batch) = source.next_batch()? {
+        for turn in source.read(&batch)? {
+            tally.rows += 1;
+            if plan.existing == Existing::Fill && !columns::due(plan.writer, &turn) {
+                tally.kept += 1;
+            } else {
+                look(turn).await;
+            }
+        }
+    }
+    Ok(tally)
 }
 
 /// Reads turns twice. `survey` gets all of them in order, keeps what it needs to
@@ -172,7 +198,7 @@ pub fn regroup<N: FnMut(Turn) -> Turn>(
         }
         writing.write(&batch, &done)?;
     }
-    writing.finish()
+    writing.finish(plan)
 }
 
 /// The rows of a source, one by one, with the batches they came in.
@@ -255,7 +281,10 @@ impl Writing {
         Ok(())
     }
 
-    fn finish(self) -> Result<Tally, Error> {
+    fn finish(mut self, plan: &Plan) -> Result<Tally, Error> {
+        if let (Some(usage), Some(_)) = (&plan.usage, &plan.line) {
+            self.sink.note_usage(&usage.lock().unwrap_or_else(PoisonError::into_inner));
+        }
         self.sink.finish()?;
         Ok(self.tally)
     }

@@ -19,7 +19,7 @@ mod source;
 mod spool;
 mod stream;
 
-pub use provenance::{Provenance, StageLine};
+pub use provenance::{Provenance, StageLine, Usage};
 pub use sink::{Sink, discard_unfinished};
 pub use source::{Source, read_turns};
 pub use spool::write_shard;

@@ -32,6 +32,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("train", &["tensors", "trajectory", "table", "advantage", "loss", "model"]),
     ("serving", &["wire", "template", "model"]),
     ("sync", &["wire", "engine"]),
+    // Knows keys and JSON, not what either is about.
+    ("cache", &[]),
 ];
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {

@@ -34,7 +34,12 @@ fn folder_from(variable: &str, default: &str) -> PathBuf {
     }
 }
 
-/// Returns the `oclaw` program, with none of the caller's `OCLAW_*` settings.
+/// Stages that keep answers.
+const KEEPERS: [&str; 3] =
+    ["OCLAW_JUDGE_NO_CACHE", "OCLAW_HINT_NO_CACHE", "OCLAW_TEACHER_LP_NO_CACHE"];
+
+/// Returns the `oclaw` program, with none of the caller's `OCLAW_*` settings, and
+/// with no answers of other runs.
 pub(crate) fn oclaw() -> assert_cmd::Command {
     let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_oclaw"));
     for (name, _) in std::env::vars_os() {
@@ -42,5 +47,18 @@ pub(crate) fn oclaw() -> assert_cmd::Command {
             command.env_remove(name);
         }
     }
+    for name in KEEPERS {
+        command.env(name, "true");
+    }
+    command
+}
+
+/// Returns the `oclaw` program with a user's cache folder of the test's own.
+pub(crate) fn oclaw_keeping(caches: &Path) -> assert_cmd::Command {
+    let mut command = oclaw();
+    for name in KEEPERS {
+        command.env_remove(name);
+    }
+    command.env("XDG_CACHE_HOME", caches);
     command
 }

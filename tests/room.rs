@@ -1,6 +1,7 @@
 //! One file per room of the library, through its public interface.
 
 mod advantage;
+mod cache;
 mod capture;
 mod engine;
 mod gguf;

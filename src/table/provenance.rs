@@ -11,11 +11,14 @@ use crate::trajectory::SCHEMA_VERSION;
 
 const VERSION: &str = "oclaw.schema_version";
 const LINES: &str = "oclaw.provenance";
+/// What the last stage used: known only when all rows are written, so it stands
+/// beside the lines and joins the last of them when it is read.
+pub(super) const USAGE: &str = "oclaw.usage";
 const TOKENIZER: &str = "oclaw.tokenizer_hash";
 const TEMPLATE: &str = "oclaw.chat_template_hash";
 
 /// One stage that a table went through.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct StageLine {
     /// Subcommand.
     pub command: String,
@@ -27,10 +30,31 @@ pub struct StageLine {
     pub seed: Option<u64>,
     /// Each input: its name and the SHA-256 of its bytes.
     pub inputs: Vec<String>,
+    /// What it asked of others. A stream, whose head is written before anything is
+    /// asked, does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+}
+
+/// What a stage asked of others.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Usage {
+    /// Calls made.
+    pub calls: u64,
+    /// Answers that had been paid for before.
+    pub cache_hits: u64,
+    /// Tokens of the prompts, as the servers counted them.
+    pub prompt_tokens: u64,
+    /// Tokens of the answers, as the servers counted them.
+    pub completion_tokens: u64,
+    /// Answered calls whose tokens nobody counted.
+    pub uncounted: u64,
+    /// What the tokens cost; none if prices or counts are not known.
+    pub cost: Option<f64>,
 }
 
 /// Where a table came from.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Provenance {
     /// The stages, oldest first.
     pub lines: Vec<StageLine>,
@@ -52,13 +76,17 @@ impl Provenance {
                 return Err(Error::NewerSchema { name, found, known: SCHEMA_VERSION });
             }
         }
-        let lines = match metadata.get(LINES) {
-            None => Vec::new(),
-            Some(text) => serde_json::from_str(text).map_err(|error| Error::Damaged {
-                name: name.to_owned(),
-                reason: format!("metadata `{LINES}`: {error}"),
-            })?,
+        let damaged = |key: &str, error: serde_json::Error| Error::Damaged {
+            name: name.to_owned(),
+            reason: format!("metadata `{key}`: {error}"),
         };
+        let mut lines: Vec<StageLine> = match metadata.get(LINES) {
+            None => Vec::new(),
+            Some(text) => serde_json::from_str(text).map_err(|error| damaged(LINES, error))?,
+        };
+        if let (Some(last), Some(text)) = (lines.last_mut(), metadata.get(USAGE)) {
+            last.usage = serde_json::from_str(text).map_err(|error| damaged(USAGE, error))?;
+        }
         Ok(Self {
             lines,
             tokenizer_hash: metadata.get(TOKENIZER).cloned(),
@@ -74,6 +102,8 @@ impl Provenance {
             (LINES, (!self.lines.is_empty()).then_some(lines)),
             (TOKENIZER, self.tokenizer_hash.clone()),
             (TEMPLATE, self.chat_template_hash.clone()),
+            // Of the stage before, and in its line by now.
+            (USAGE, None),
         ];
         for (key, value) in entries {
             match value {

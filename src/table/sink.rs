@@ -15,10 +15,12 @@ use arrow::error::ArrowError;
 use arrow::ipc::writer::StreamWriter;
 use parquet::arrow::ArrowWriter;
 use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
 use tempfile::TempPath;
 
+use super::provenance::USAGE;
 use super::size::{BATCH_BYTES, pieces, weight};
-use super::{Error, Format, Provenance, Target, layout, parquet_file, stream};
+use super::{Error, Format, Provenance, Target, Usage, layout, parquet_file, stream};
 
 /// Temporary files of all sinks that are not finished.
 static UNFINISHED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
@@ -149,6 +151,15 @@ impl Sink {
             self.rows += piece.num_rows() as u64;
         }
         Ok(())
+    }
+
+    /// Notes what the last line of the provenance came to use. A stream has no
+    /// place for it.
+    pub fn note_usage(&mut self, usage: &Usage) {
+        if let Encoder::Parquet(writer) = &mut self.encoder {
+            let text = serde_json::to_string(usage).ok();
+            writer.append_key_value_metadata(KeyValue::new(USAGE.to_owned(), text));
+        }
     }
 
     /// Ends the table, makes it durable and gives it its final name.

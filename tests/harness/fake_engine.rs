@@ -61,7 +61,8 @@ struct Inside {
     script: HashMap<String, VecDeque<Reply>>,
     seen: Vec<Seen>,
     version: Option<String>,
-    held: Option<String>,
+    /// Path, and how many of its requests still pass.
+    held: Option<(String, usize)>,
 }
 
 struct Shared {
@@ -145,8 +146,13 @@ impl FakeEngine {
 
     /// Holds requests of a path from now on.
     pub(crate) fn hold(&self, path: &str) {
+        self.hold_after(path, 0);
+    }
+
+    /// Holds requests of a path after so many more.
+    pub(crate) fn hold_after(&self, path: &str, pass: usize) {
         self.shared.open.send_replace(false);
-        self.inside(|inside| inside.held = Some(path.to_owned()));
+        self.inside(|inside| inside.held = Some((path.to_owned(), pass)));
     }
 
     /// Waits until a path was asked for so many times.
@@ -181,7 +187,14 @@ async fn answer(
         let seen = Seen { path: path.clone(), authorization, body: body.clone() };
         inside.seen.push(seen);
         shared.arrival.notify_all();
-        inside.held.as_ref() == Some(&path)
+        match &mut inside.held {
+            Some((held, 0)) => *held == path,
+            Some((held, pass)) => {
+                *pass -= usize::from(*held == path);
+                false
+            }
+            None => false,
+        }
     };
     if held {
         let mut open = shared.open.subscribe();

@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use arrow::array::{RecordBatch, StringArray};
 use arrow::datatypes::{Field, Schema};
 use oclaw::stage::{self, Error, Existing, Output, Plan, Tally};
-use oclaw::table::{self, Format, Provenance, Sink, Source, StageLine, Target, read_turns};
+use oclaw::table::{self, Format, Provenance, Sink, Source, StageLine, Target, Usage, read_turns};
 use oclaw::trajectory::words::SampleKind;
 use oclaw::trajectory::{Turn, Writer, turn};
 
@@ -234,6 +234,50 @@ async fn an_empty_table_stays_a_table() {
     let source = Source::open(&[stage.path("out")]).unwrap();
     assert!(source.schema().index_of("score").is_ok());
     assert_eq!(source.provenance().lines, [line]);
+}
+
+/// What a stage used is known at its end, stands in its own line, and stays there
+/// when the next stage writes its own.
+#[tokio::test]
+async fn usage_joins_the_line() {
+    let stage = Stage::new();
+    let input = stage.input(SERVE, &captured_turns(3));
+    let line = |command: &str| StageLine { command: command.to_owned(), ..StageLine::default() };
+    let usage = Arc::new(Mutex::new(Usage::default()));
+    let plan = Plan { line: Some(line("judge")), usage: Some(usage.clone()), ..judge() };
+    let note = async |turn: Turn| {
+        usage.lock().unwrap().calls += 2;
+        judged(turn)
+    };
+    stage.annotate(&input, &plan, note).await.unwrap();
+    let first = StageLine { usage: Some(Usage { calls: 6, ..Usage::default() }), ..line("judge") };
+    let judged_table = stage.path("out");
+    let lines = |path: &Path| Source::open(&[path.to_owned()]).unwrap().provenance().lines.clone();
+    assert_eq!(lines(&judged_table), std::slice::from_ref(&first));
+
+    for (format, name) in [(Format::Ipc, "stream"), (Format::Parquet, "file")] {
+        let target = Target::Path(stage.path(name));
+        let next = Output { target, format: Some(format) };
+        let plan = Plan { line: Some(line("hint")), ..Plan::new(Writer::Hint) };
+        let source = Source::open(std::slice::from_ref(&judged_table)).unwrap();
+        stage::annotate(source, &next, &plan, async |turn| turn, &|_| {}).await.unwrap();
+        assert_eq!(lines(&stage.path(name)), [first.clone(), line("hint")]);
+    }
+}
+
+#[tokio::test]
+async fn a_survey_sees_what_would_be_noted() {
+    let stage = Stage::new();
+    let mut turns = captured_turns(3);
+    turns[1].score = Some(1.0);
+    let input = stage.input(&[Writer::Serve, Writer::Judge], &turns);
+    let open = || Source::open(std::slice::from_ref(&input)).unwrap();
+    let mut seen = Vec::new();
+    let fill = Plan { existing: Existing::Fill, ..judge() };
+    let tally = stage::survey(open(), &fill, async |turn| seen.push(turn.turn)).await.unwrap();
+    assert_eq!((tally, seen), (Tally { rows: 3, kept: 1, failed: 0 }, vec![1, 3]));
+    let refused = stage::survey(open(), &judge(), async |_| {}).await;
+    assert!(matches!(refused, Err(Error::ColumnExists { column: "score", .. })), "{refused:?}");
 }
 
 /// Notes each turn with the mean score of all: what no single pass could.

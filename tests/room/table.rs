@@ -64,6 +64,7 @@ fn provenance() -> Provenance {
         argv: vec![command.to_owned(), "--votes".to_owned(), "3".to_owned()],
         seed: Some(7),
         inputs: vec!["a.parquet 00ff".to_owned()],
+        usage: None,
     };
     Provenance {
         lines: vec![line("serve"), line("judge")],

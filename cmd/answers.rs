@@ -1,0 +1,207 @@
+//! Answers already paid for: the flags, where the file is, and what a stage does
+//! with it. A cache that cannot be used is a warning, never a reason to stop.
+
+use std::cell::RefCell;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use oclaw::cache::{Cache, Error, Key, Question};
+use oclaw::engine::Engine;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use crate::files;
+
+/// Files below this size are quicker hashed than looked up.
+const SMALL: u64 = 1 << 20;
+
+/// Where answers are kept.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Keeping {
+    /// File of answers already paid for [default: oclaw/answers.sqlite in the user's cache folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Neither look answers up nor keep them; outranks --cache
+    #[arg(long)]
+    no_cache: bool,
+}
+
+impl Keeping {
+    /// Returns the file to use, if any.
+    pub(crate) fn path(&self) -> Option<PathBuf> {
+        match (self.no_cache, &self.cache) {
+            (true, _) => None,
+            (false, Some(path)) => Some(path.clone()),
+            (false, None) => default_path(),
+        }
+    }
+}
+
+/// Returns `$XDG_CACHE_HOME/oclaw/answers.sqlite`, else the same in `~/.cache`.
+pub(crate) fn default_path() -> Option<PathBuf> {
+    let folder = |name: &str| {
+        let folder = PathBuf::from(std::env::var_os(name)?);
+        folder.is_absolute().then_some(folder)
+    };
+    let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+    Some(caches.join("oclaw/answers.sqlite"))
+}
+
+/// The answers of one kind of question.
+pub(crate) struct Answers {
+    kind: String,
+    cache: RefCell<Option<Cache>>,
+    /// Whether nothing shall be kept.
+    looks_only: bool,
+}
+
+impl Answers {
+    /// Opens the file; a damaged one is set aside.
+    pub(crate) fn open(keeping: &Keeping, kind: &str) -> Self {
+        let opened = keeping.path().and_then(|path| match Cache::open_or_renew(&path) {
+            Ok(opened) => {
+                if let Some((aside, damage)) = opened.set_aside {
+                    let aside = aside.display().to_string();
+                    tracing::warn!(%damage, aside, "set the answers aside and started anew");
+                }
+                Some(opened.cache)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "going on without kept answers");
+                None
+            }
+        });
+        Self { kind: kind.to_owned(), cache: RefCell::new(opened), looks_only: false }
+    }
+
+    /// Opens the file to look only: nothing is made, renamed or kept.
+    pub(crate) fn peek(keeping: &Keeping, kind: &str) -> Self {
+        let there = keeping.path().filter(|path| path.is_file());
+        let cache = there.and_then(|path| Cache::open(&path).ok());
+        Self { kind: kind.to_owned(), cache: RefCell::new(cache), looks_only: true }
+    }
+
+    /// Tells whether there is a file to look answers up in.
+    pub(crate) fn any(&self) -> bool {
+        self.cache.borrow().is_some()
+    }
+
+    /// Returns the question that a request to somebody is.
+    pub(crate) fn question(&self, whom: &Value, request: &Value) -> Question {
+        Question::new(&self.kind, whom, request)
+    }
+
+    /// Returns a kept answer.
+    pub(crate) fn find<T: DeserializeOwned>(&self, key: &Key) -> Option<T> {
+        let found = self.cache.borrow().as_ref()?.get(key);
+        match found {
+            // What cannot be read any more is asked again and replaced.
+            Ok(text) => serde_json::from_str(&text?).ok(),
+            Err(error) => {
+                self.give_up(&error);
+                None
+            }
+        }
+    }
+
+    /// Keeps an answer. Returns when it would outlive this process.
+    pub(crate) async fn keep<T: Serialize>(&self, key: Key, answer: &T) {
+        self.keep_as(&self.kind, key, answer).await;
+    }
+
+    async fn keep_as<T: Serialize>(&self, kind: &str, key: Key, answer: &T) {
+        let Ok(text) = serde_json::to_string(answer) else { return };
+        let (sender, stored) = oneshot::channel();
+        match &*self.cache.borrow() {
+            None => return,
+            Some(_) if self.looks_only => return,
+            // Nobody waits any more if the run has ended.
+            Some(cache) => cache.put(key, kind, text, |outcome| drop(sender.send(outcome))),
+        }
+        if let Ok(Err(error)) = stored.await {
+            self.give_up(&error);
+        }
+    }
+
+    /// Goes on without the file, which is set aside if it is damaged.
+    fn give_up(&self, error: &Error) {
+        let Some(cache) = self.cache.take() else { return };
+        tracing::warn!(%error, "going on without kept answers");
+        if matches!(error, Error::Damaged { .. }) && !self.looks_only {
+            match cache.set_aside() {
+                Ok(aside) => tracing::warn!(aside = %aside.display(), "set the answers aside"),
+                Err(error) => tracing::warn!(%error, "cannot set the answers aside"),
+            }
+        }
+    }
+
+    /// Says who a server is: its dialect, its model and, where it tells them, the
+    /// version of its weights. Its address is no part of it, for that changes.
+    /// `typed` is how the user named it, for a dry run to recognise it.
+    pub(crate) async fn of_engine(&self, engine: &Engine, typed: (&str, Option<&str>)) -> Value {
+        // What does not tell a version has none.
+        let weights = engine.weight_version().await.ok().flatten();
+        let whom = json!({
+            "dialect": engine.dialect().as_str(),
+            "model": engine.model(),
+            "weights": weights,
+        });
+        self.keep_as("engine", met(typed).vote(0), &whom).await;
+        whom
+    }
+
+    /// Says who a server was when it was last asked.
+    pub(crate) fn last_met(&self, typed: (&str, Option<&str>)) -> Option<Value> {
+        self.find(&met(typed).vote(0))
+    }
+
+    /// Says who a model in this process is: the hashes of its files, and the
+    /// version of the program that computes with them.
+    pub(crate) async fn of_folder(&self, folder: &Path, dtype: &str) -> anyhow::Result<Value> {
+        if !self.any() {
+            return Ok(Value::Null);
+        }
+        let mut hashes = serde_json::Map::new();
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(folder)? {
+            names.push(entry?.file_name());
+        }
+        names.sort();
+        for name in names {
+            let (path, name) = (folder.join(&name), name.to_string_lossy().into_owned());
+            if path.is_file() && !name.starts_with('.') {
+                hashes.insert(name, self.hash(&path).await?.into());
+            }
+        }
+        let version = env!("CARGO_PKG_VERSION");
+        Ok(json!({"files": hashes, "dtype": dtype, "oclaw": version}))
+    }
+
+    /// Hashes a file, unless it was hashed before and has not changed since.
+    async fn hash(&self, path: &Path) -> anyhow::Result<String> {
+        let facts = std::fs::metadata(path)?;
+        if facts.len() < SMALL {
+            return files::hash(path);
+        }
+        let state = json!({
+            "path": std::fs::canonicalize(path)?.to_string_lossy(),
+            "length": facts.len(),
+            "device": facts.dev(),
+            "inode": facts.ino(),
+            "changed": [facts.mtime(), facts.mtime_nsec(), facts.ctime(), facts.ctime_nsec()],
+        });
+        let key = Question::new("file", &Value::Null, &state).vote(0);
+        if let Some(hash) = self.find(&key) {
+            return Ok(hash);
+        }
+        let hash = files::hash(path)?;
+        self.keep_as("file", key, &hash).await;
+        Ok(hash)
+    }
+}
+
+fn met((url, model): (&str, Option<&str>)) -> Question {
+    Question::new("engine", &Value::Null, &json!({"url": url, "model": model}))
+}

@@ -1,0 +1,174 @@
+//! Budgets: the flags, and the meter that says when a stage must stop asking.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use comfy_table::Table;
+use oclaw::table::Usage;
+
+/// What a stage may spend. What is found in the cache costs nothing.
+#[derive(clap::Args, Debug, Clone)]
+pub(crate) struct Budget {
+    /// Most calls; the rest of the file stays without, with the error `budget`
+    #[arg(long, value_name = "N")]
+    max_requests: Option<u64>,
+    /// Most tokens, prompts and answers together; calls under way then are let end
+    #[arg(long, value_name = "N")]
+    max_tokens_total: Option<u64>,
+    /// Highest cost, in the currency of the prices
+    #[arg(long, value_name = "COST", value_parser = amount, requires_all = ["price_in", "price_out"])]
+    max_cost: Option<f64>,
+    /// Price of a million prompt tokens
+    #[arg(long, value_name = "PRICE", value_parser = amount, requires = "price_out")]
+    price_in: Option<f64>,
+    /// Price of a million answer tokens
+    #[arg(long, value_name = "PRICE", value_parser = amount, requires = "price_in")]
+    price_out: Option<f64>,
+    /// Print how much would be asked, ask nobody and write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+fn amount(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
+        _ => Err("wanted a number from 0 on".to_owned()),
+    }
+}
+
+impl Budget {
+    /// Returns what tokens cost, if the prices are known.
+    pub(crate) fn cost(&self, prompt_tokens: u64, completion_tokens: u64) -> Option<f64> {
+        let million = |tokens: u64, price: f64| tokens as f64 * price / 1e6;
+        Some(million(prompt_tokens, self.price_in?) + million(completion_tokens, self.price_out?))
+    }
+}
+
+/// Guesses a text's tokens, where nobody counts them: four characters make one.
+pub(crate) fn guess(characters: usize) -> u64 {
+    characters.div_ceil(4) as u64
+}
+
+/// The error of a row that the budget left without.
+pub(crate) const BUDGET: &str = "budget";
+
+/// The budget is spent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Spent;
+
+/// Counts what is asked and stops it in time.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    budget: Budget,
+    usage: Arc<Mutex<Usage>>,
+    state: RefCell<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Calls that were granted.
+    granted: u64,
+    /// Tokens so far, guessed where nobody counted.
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    /// Once refused, always refused: the rows that lack their note are the last
+    /// ones, not the dear ones.
+    ended: bool,
+    refused: u64,
+}
+
+/// Tokens of one call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tokens {
+    /// As the server counted them.
+    pub(crate) counted: Option<(u64, u64)>,
+    /// As we guess them.
+    pub(crate) guessed: (u64, u64),
+}
+
+impl Meter {
+    pub(crate) fn new(budget: &Budget) -> Self {
+        let usage = Usage { cost: budget.cost(0, 0), ..Usage::default() };
+        let usage = Arc::new(Mutex::new(usage));
+        Self { budget: budget.clone(), usage, state: RefCell::default() }
+    }
+
+    /// Returns the running count, for the file to carry.
+    pub(crate) fn usage(&self) -> Arc<Mutex<Usage>> {
+        self.usage.clone()
+    }
+
+    /// Grants calls that belong together, all or none of them.
+    pub(crate) fn grant(&self, calls: u64) -> Result<(), Spent> {
+        let mut state = self.state.borrow_mut();
+        let cost = self.budget.cost(state.prompt_tokens, state.completion_tokens);
+        let tokens = state.prompt_tokens + state.completion_tokens;
+        let Budget { max_requests, max_tokens_total, max_cost, .. } = &self.budget;
+        state.ended = state.ended
+            || max_requests.is_some_and(|most| state.granted.saturating_add(calls) > most)
+            || max_tokens_total.is_some_and(|most| tokens >= most)
+            || max_cost.zip(cost).is_some_and(|(most, cost)| cost >= most);
+        if state.ended {
+            state.refused += 1;
+            return Err(Spent);
+        }
+        state.granted += calls;
+        Ok(())
+    }
+
+    /// Counts a call that is made.
+    pub(crate) fn call(&self) {
+        self.change(|usage| usage.calls += 1);
+    }
+
+    /// Counts an answer that was found.
+    pub(crate) fn hits(&self, count: u64) {
+        self.change(|usage| usage.cache_hits += count);
+    }
+
+    /// Counts the tokens of a call that was answered.
+    pub(crate) fn tokens(&self, tokens: Tokens) {
+        let (prompt, completion) = tokens.counted.unwrap_or(tokens.guessed);
+        let mut state = self.state.borrow_mut();
+        state.prompt_tokens += prompt;
+        state.completion_tokens += completion;
+        self.change(|usage| match tokens.counted {
+            Some(_) => {
+                usage.prompt_tokens += prompt;
+                usage.completion_tokens += completion;
+            }
+            None => usage.uncounted += 1,
+        });
+        // A cost of tokens that nobody counted is not known.
+        self.change(|usage| {
+            let counted = usage.uncounted == 0;
+            let cost = self.budget.cost(usage.prompt_tokens, usage.completion_tokens);
+            usage.cost = cost.filter(|_| counted);
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Usage)) {
+        change(&mut self.usage.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Adds the count to a closing table.
+    pub(crate) fn rows(&self, table: &mut Table) {
+        let usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let state = self.state.borrow();
+        table.add_row(["calls".to_owned(), usage.calls.to_string()]);
+        table.add_row(["cache hits".to_owned(), usage.cache_hits.to_string()]);
+        table.add_row(["prompt tokens".to_owned(), usage.prompt_tokens.to_string()]);
+        table.add_row(["answer tokens".to_owned(), usage.completion_tokens.to_string()]);
+        if usage.uncounted > 0 {
+            let text = "calls whose tokens nobody counted".to_owned();
+            table.add_row([text, usage.uncounted.to_string()]);
+        }
+        if let Some(cost) = self.budget.cost(state.prompt_tokens, state.completion_tokens) {
+            let text = if usage.cost.is_some() { "cost" } else { "cost, partly guessed" };
+            table.add_row([text.to_owned(), format!("{cost:.6}")]);
+        }
+        if state.refused > 0 {
+            table.add_row(["left out: budget".to_owned(), state.refused.to_string()]);
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! What makes a stage safe to make again: kept answers, budgets, dry runs, and
+//! `oclaw cache` itself.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use oclaw::table::{Source, Usage};
+use oclaw::trajectory::Turn;
+use serde_json::json;
+
+use super::judge::{read, says, table};
+use crate::harness::fake_engine::{FakeEngine, Reply};
+use crate::harness::oclaw_keeping;
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// A judge that likes everything: 10 prompt tokens and 5 of its own a call.
+fn judge() -> FakeEngine {
+    let fake = FakeEngine::start();
+    fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "scripted"}]}))]);
+    let answer = "[HINT_START]Answer in one sentence.[HINT_END] \\boxed{1}";
+    fake.on(CHAT, [Reply::json(200, says(answer, "stop").1)]);
+    fake
+}
+
+fn calls(fake: &FakeEngine) -> usize {
+    fake.paths().iter().filter(|path| *path == CHAT).count()
+}
+
+/// A test's folder: three turns to judge among five, and where answers go.
+struct Bench {
+    folder: tempfile::TempDir,
+    input: PathBuf,
+}
+
+/// What a run left behind.
+struct Ran {
+    talk: String,
+    data: String,
+    turns: Vec<Turn>,
+    usage: Option<Usage>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let input = table(folder.path());
+        Self { folder, input }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn answers(&self) -> PathBuf {
+        self.path("oclaw/answers.sqlite")
+    }
+
+    fn run(&self, stage: &str, fake: &FakeEngine, flags: &[&str], code: i32) -> Ran {
+        self.run_on(&self.input, (stage, fake), flags, code)
+    }
+
+    fn run_on(
+        &self,
+        input: &Path,
+        (stage, fake): (&str, &FakeEngine),
+        flags: &[&str],
+        code: i32,
+    ) -> Ran {
+        let output = self.path("out.parquet");
+        let run = oclaw_keeping(self.folder.path())
+            .args([stage, "--engine", &fake.url(), "--retries", "0", "-o"])
+            .args([&output, input])
+            .args(flags)
+            .assert()
+            .code(code);
+        let words = |bytes: &[u8]| {
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let there = output.exists();
+        let usage = there
+            .then(|| Source::open(std::slice::from_ref(&output)).unwrap())
+            .and_then(|source| source.provenance().lines.last()?.usage.clone());
+        let turns = if there { read(&output) } else { Vec::new() };
+        let ran = run.get_output();
+        Ran { talk: words(&ran.stderr), data: words(&ran.stdout), turns, usage }
+    }
+}
+
+fn errors(ran: &Ran) -> Vec<Option<&str>> {
+    ran.turns.iter().map(|turn| turn.judge_error.as_deref()).collect()
+}
+
+#[test]
+fn a_rerun_makes_no_call() {
+    let (bench, fake) = (Bench::new(), judge());
+    for stage in ["judge", "hint"] {
+        let before = calls(&fake);
+        let first = bench.run(stage, &fake, &[], 0);
+        let paid = calls(&fake) - before;
+        assert_eq!(first.usage.as_ref().unwrap().calls, paid as u64);
+        assert!(first.talk.contains("cache hits 0"), "{}", first.talk);
+
+        // Another port, the same model: the same answers.
+        let other = judge();
+        let again = bench.run(stage, &other, &[], 0);
+        assert_eq!(calls(&other), 0);
+        let row = format!("calls 0 cache hits {paid} prompt tokens 0 answer tokens 0");
+        assert!(again.talk.contains(&row), "{}", again.talk);
+        assert_eq!(again.turns, first.turns);
+        let usage = again.usage.unwrap();
+        assert_eq!((usage.calls, usage.cache_hits), (0, paid as u64));
+    }
+    let paid = calls(&fake);
+    assert_eq!(paid, 9 + 12);
+    // More votes: the first three are there. Another temperature or seed: none is.
+    for (flags, more) in [
+        (&["--votes", "4"][..], 3),
+        (&["--votes", "1", "--temperature", "0.7"], 3),
+        (&["--votes", "1", "--seed", "1"], 3),
+        (&["--votes", "1", "--no-cache"], 3),
+    ] {
+        let before = calls(&fake);
+        bench.run("judge", &fake, flags, 0);
+        assert_eq!(calls(&fake) - before, more, "{flags:?}");
+    }
+    let usage = bench.run("judge", &fake, &["--votes", "1", "--no-provenance"], 0).usage;
+    assert_eq!(usage, None);
+}
+
+#[test]
+fn failures_are_asked_again() {
+    let (bench, fake) = (Bench::new(), FakeEngine::start());
+    fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "scripted"}]}))]);
+    let good = || Reply::json(200, says("\\boxed{1}", "stop").1);
+    let replies = [
+        Reply::json(500, json!({})),
+        Reply::json(200, says("", "stop").1),
+        Reply::json(200, says("\\boxed{1", "length").1),
+        good(),
+    ];
+    fake.on(CHAT, replies);
+    let flags = ["--votes", "1", "--at-once", "1"];
+    let ran = bench.run("judge", &fake, &flags, 3);
+    let expected = [Some("status 500"), Some("unreadable"), None, None, Some("truncated")];
+    assert_eq!(errors(&ran), expected);
+    // The answer that was cut at our own limit is an answer, and paid for.
+    let ran = bench.run("judge", &fake, &flags, 3);
+    assert_eq!(errors(&ran), [None, None, None, None, Some("truncated")]);
+    assert_eq!(calls(&fake), 5);
+}
+
+/// A model in this process is known by its files, not by the port it got.
+#[cfg(feature = "torch")]
+#[test]
+fn an_embedded_engine_keeps_its_answers() {
+    let bench = Bench::new();
+    let run = |name: &str| {
+        let output = bench.path(name);
+        let run = oclaw_keeping(bench.folder.path())
+            .args(["judge", "--votes", "1", "--max-tokens", "4", "--model"])
+            .arg(crate::harness::models().join("tiny-qwen3"))
+            .arg("-o")
+            .args([&output, &bench.input])
+            .assert()
+            .code(3);
+        let talk = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
+        (talk.split_whitespace().collect::<Vec<_>>().join(" "), read(&output))
+    };
+    let (first, second) = (run("a.parquet"), run("b.parquet"));
+    assert!(first.0.contains("calls 3 cache hits 0"), "{}", first.0);
+    assert!(second.0.contains("calls 0 cache hits 3"), "{}", second.0);
+    assert_eq!(first.1, second.1);
+}
+
+fn spawned(bench: &Bench, fake: &FakeEngine, output: &Path) -> std::process::Child {
+    Command::new(env!("CARGO_BIN_EXE_oclaw"))
+        .args(["judge", "--at-once", "1", "--engine", &fake.url(), "-o"])
+        .args([output, &bench.input])
+        .env("XDG_CACHE_HOME", bench.folder.path())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn killed_and_made_again() {
+    let (bench, fake) = (Bench::new(), judge());
+    let output = bench.path("out.parquet");
+    fake.hold_after(CHAT, 4);
+    let mut child = spawned(&bench, &fake, &output);
+    fake.arrived(CHAT, 5);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    fake.release();
+    assert!(!output.exists());
+
+    let ran = bench.run("judge", &fake, &["--at-once", "1"], 0);
+    assert!(ran.talk.contains("calls 5 cache hits 4"), "{}", ran.talk);
+    assert_eq!(calls(&fake), 5 + 5);
+    assert_eq!(ran.turns[0].score, Some(1.0));
+}
+
+#[test]
+fn two_processes_on_one_file() {
+    let (bench, fake) = (Bench::new(), judge());
+    let outputs = [bench.path("a.parquet"), bench.path("b.parquet")];
+    // Both are under way before either has its first answer.
+    fake.hold(CHAT);
+    let children = outputs.each_ref().map(|output| spawned(&bench, &fake, output));
+    fake.arrived(CHAT, 2);
+    fake.release();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    assert_eq!(read(&outputs[0]), read(&outputs[1]));
+    let before = calls(&fake);
+    bench.run("judge", &fake, &[], 0);
+    assert_eq!(calls(&fake), before);
+}
+
+#[test]
+fn budgets_leave_the_rest_null() {
+    let none = None::<&str>;
+    let left = Some("budget");
+    for (flags, made, expected) in [
+        // Three votes belong together: four calls are enough for one turn.
+        (&["--max-requests", "4"][..], 3, [none, left, none, none, left]),
+        (&["--votes", "1", "--max-requests", "2"], 2, [none, none, none, none, left]),
+        // 15 tokens a call: the second one goes over.
+        (&["--votes", "1", "--max-tokens-total", "20"], 2, [none, none, none, none, left]),
+        (
+            &["--votes", "1", "--max-cost", "2", "--price-in", "100000", "--price-out", "200000"],
+            1,
+            [none, left, none, none, left],
+        ),
+        (&["--max-requests", "0"], 0, [left, left, none, none, left]),
+    ] {
+        let (bench, fake) = (Bench::new(), judge());
+        let flags: Vec<_> = flags.iter().copied().chain(["--at-once", "1"]).collect();
+        let ran = bench.run("judge", &fake, &flags, 3);
+        assert_eq!((calls(&fake), errors(&ran)), (made, expected.to_vec()), "{flags:?}");
+        for turn in ran.turns.iter().filter(|turn| turn.judge_error.is_some()) {
+            assert_eq!((&turn.score, &turn.votes, &turn.judge_text), (&None, &None, &None));
+        }
+        let row = format!("left out: budget {}", expected.iter().flatten().count());
+        assert!(ran.talk.contains(&row), "{}", ran.talk);
+        if flags.contains(&"--max-cost") {
+            assert!(ran.talk.contains("cost 2.000000"), "{}", ran.talk);
+            assert_eq!(ran.usage.unwrap().cost, Some(2.0));
+        }
+    }
+}
+
+#[test]
+fn after_a_budget_the_run_goes_on() {
+    let (bench, fake) = (Bench::new(), judge());
+    bench.run("judge", &fake, &["--at-once", "1", "--max-requests", "3"], 3);
+    let part = bench.path("part.parquet");
+    std::fs::rename(bench.path("out.parquet"), &part).unwrap();
+    // What is kept costs nothing, so a budget of nothing is enough for it.
+    let kept = bench.run("judge", &fake, &["--at-once", "1", "--max-requests", "0"], 3);
+    assert_eq!(errors(&kept)[0], None);
+    assert_eq!(calls(&fake), 3);
+    let whole = bench.run_on(&part, ("judge", &fake), &["--fill"], 0);
+    assert_eq!(calls(&fake), 9);
+    assert_eq!(errors(&whole), [None; 5]);
+
+    let ran = bench.run("hint", &fake, &["--at-once", "1", "--max-requests", "3"], 3);
+    let left: Vec<_> = ran.turns.iter().map(|turn| turn.hint_error.as_deref()).collect();
+    assert_eq!(left, [None, Some("budget"), None, Some("budget"), Some("budget")]);
+    assert_eq!(ran.turns[1].hint_votes, None);
+}
+
+#[test]
+fn a_dry_run_asks_nobody() {
+    let (bench, fake) = (Bench::new(), judge());
+    let prices = ["--price-in", "1", "--price-out", "2", "--max-tokens", "100", "--dry-run"];
+    let ran = bench.run("judge", &fake, &prices, 0);
+    assert_eq!(fake.paths(), Vec::<String>::new());
+    assert!(!bench.path("out.parquet").exists() && !bench.answers().exists());
+    let expected = "turns 5 to ask about 3 calls 9 cache hits 0 prompt tokens (guessed: 4 \
+                    characters make one) ";
+    let rest = ran.data.strip_prefix(expected).unwrap_or_else(|| panic!("{}", ran.data));
+    let (tokens, rest) = rest.split_once(' ').unwrap();
+    let tokens: f64 = tokens.parse().unwrap();
+    let cost = (tokens + 2.0 * 900.0) / 1e6;
+    assert_eq!(rest, format!("answer tokens, at most 900 cost, at most {cost:.6}"));
+
+    // The guess is of what is really sent.
+    bench.run("judge", &fake, &["--at-once", "1", "--max-requests", "3"], 3);
+    let sent = |body: &serde_json::Value| {
+        let messages = body["messages"].as_array().unwrap();
+        messages.iter().map(|m| m["content"].as_str().unwrap().chars().count()).sum::<usize>()
+    };
+    let asked = fake.seen();
+    let asked = asked.iter().find(|seen| seen.path == CHAT).unwrap();
+    let guessed = 3.0 * (sent(&asked.body) as f64 / 4.0).ceil();
+    assert!((tokens / guessed - 3.0).abs() < 0.3, "{tokens} and {guessed}");
+
+    // What is kept by now will not be asked.
+    let before = fake.paths().len();
+    let ran = bench.run("judge", &fake, &["--dry-run"], 0);
+    assert!(ran.data.contains("to ask about 3 calls 6 cache hits 3"), "{}", ran.data);
+    let ran = bench.run("hint", &fake, &["--dry-run", "--only-negative"], 0);
+    assert!(ran.data.contains("turns 5 to ask about 0 calls 0"), "{}", ran.data);
+    assert_eq!(fake.paths().len(), before);
+}
+
+#[test]
+fn a_damaged_file_is_no_reason_to_stop() {
+    let (bench, fake) = (Bench::new(), judge());
+    std::fs::create_dir_all(bench.answers().parent().unwrap()).unwrap();
+    std::fs::write(bench.answers(), "garbage ".repeat(1000)).unwrap();
+    oclaw_keeping(bench.folder.path()).arg("cache").assert().code(1);
+    let ran = bench.run("judge", &fake, &[], 0);
+    assert!(ran.talk.contains("set the answers aside and started anew"), "{}", ran.talk);
+    assert_eq!(calls(&fake), 9);
+    bench.run("judge", &fake, &[], 0);
+    assert_eq!(calls(&fake), 9);
+    let folder = bench.answers().parent().unwrap().to_owned();
+    let aside = std::fs::read_dir(folder).unwrap().filter(|entry| {
+        entry.as_ref().unwrap().file_name().to_string_lossy().contains(".damaged-")
+    });
+    assert_eq!(aside.count(), 1);
+
+    let folder = bench.folder.path().to_str().unwrap();
+    let ran = bench.run("judge", &fake, &["--cache", folder], 0);
+    assert!(ran.talk.contains("going on without kept answers"), "{}", ran.talk);
+    assert_eq!(calls(&fake), 18);
+}
+
+#[test]
+fn answers_are_shown_and_removed() {
+    let (bench, fake) = (Bench::new(), judge());
+    let cache = |flags: &[&str]| {
+        let run = oclaw_keeping(bench.folder.path()).arg("cache").args(flags).assert().code(0);
+        let text = String::from_utf8_lossy(&run.get_output().stdout).into_owned();
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(cache(&[]).ends_with("answers.sqlite entries 0"));
+    bench.run("judge", &fake, &[], 0);
+    let shown = cache(&["--prune-older-than", "1d"]);
+    assert!(shown.contains("entries 10 bytes of answers "), "{shown}");
+    assert!(shown.contains("judge, under a day 9 entries"), "{shown}");
+    assert!(shown.contains("engine, under a day 1 entries"), "{shown}");
+    assert!(cache(&["--clear"]).contains("entries 0 bytes of answers 0"));
+    bench.run("judge", &fake, &[], 0);
+    assert_eq!(calls(&fake), 18);
+    assert!(cache(&["--prune-older-than", "0s"]).contains("entries 0 "));
+    for wrong in ["5", "d", "-1d", "5y", "é"] {
+        let run = oclaw_keeping(bench.folder.path())
+            .args(["cache", "--prune-older-than", wrong])
+            .assert()
+            .code(2);
+        let talk = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
+        assert!(talk.contains("invalid value") || talk.contains("unexpected"), "{talk}");
+    }
+}
