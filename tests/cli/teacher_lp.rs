@@ -1,5 +1,8 @@
 //! `oclaw teacher-lp` as it is called, on the tiny model.
 
+#[cfg(feature = "torch")]
+mod topk;
+
 use std::path::{Path, PathBuf};
 
 use oclaw::table::Format;
