@@ -9,6 +9,7 @@ use oclaw::table::Format;
 use oclaw::trajectory::{Turn, Writer};
 use serde_json::json;
 
+#[cfg(feature = "torch")]
 use super::judge::read;
 use crate::forge::{captured, write};
 use crate::harness::{models, oclaw};
