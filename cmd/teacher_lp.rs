@@ -1,5 +1,7 @@
 //! `oclaw teacher-lp`.
 
+mod foretell;
+mod keeper;
 #[cfg(feature = "torch")]
 mod local;
 #[cfg(not(feature = "torch"))]
@@ -19,11 +21,14 @@ use oclaw::teacher_lp::{self, Teacher};
 use oclaw::template::Chat;
 use oclaw::trajectory::{Turn, Writer};
 
+use crate::answers::{Answers, Keeping};
 use crate::asking;
 use crate::common::Context;
 use crate::files::Files;
 use crate::progress;
 use crate::report::{Exit, Failure};
+use crate::spending::{BUDGET, Budget, Meter};
+use keeper::Keeper;
 use scorer::Scorer;
 
 /// Score each answer again as if its prompt had held the hint.
@@ -48,7 +53,13 @@ use scorer::Scorer;
 /// or else the model of `--model`. If a student is a server, all numbers are raw.
 /// A hint that lacks any of it counts as failed.
 ///
-/// Exit code 3 means that some hint was tried and got no log-probs.
+/// Scores are kept in a file (`--cache`) under the ids and the model's weights (for
+/// a server its model and weight version), so that the same run scores nothing
+/// twice; a spent budget leaves the other hints with the error `budget`;
+/// `--dry-run` says what there is to score.
+///
+/// Exit code 3 means that some hint was tried and got no log-probs, or that the
+/// budget left one out.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -95,6 +106,10 @@ pub(crate) struct Args {
     /// Further tries of a call that failed for a passing reason
     #[arg(long, value_name = "N", default_value_t = 2)]
     retries: u32,
+    #[command(flatten)]
+    keeping: Keeping,
+    #[command(flatten)]
+    budget: Budget,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,26 +138,36 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             .into());
     }
     let chat = Chat::load(&folder)?;
+    if args.budget.dry_run {
+        return context.block_on(foretell::foretell(&args, context, (&chat, &folder)));
+    }
     let source = args.files.open()?;
     check_tokenizer(&source, &chat, &folder)?;
     context.block_on(async {
-        let scorer = Scorer::new(&args, &chat, context).await?;
+        let vocabulary = vocabulary(&chat, &folder);
+        let keeper = Keeper {
+            answers: Answers::open(&args.keeping, &context.command),
+            meter: Meter::new(&args.budget),
+            vocabulary,
+        };
+        let scorer = Scorer::new(&args, &chat, keeper, context).await?;
         let mut plan = args.files.plan(context, Writer::TeacherLp, &source)?;
         plan.at_once = args.at_once as usize;
         plan.needs = &["hints"];
+        plan.usage = Some(scorer.meter().usage());
         let bar = progress::bar(context, "teacher-lp", source.total_rows());
         let teacher = Teacher {
             chat: &chat,
             name: scorer.name(),
             tempers: scorer.tempers(),
             topk: args.topk,
-            vocabulary: vocabulary(&chat, &folder),
+            vocabulary,
         };
         let counts = RefCell::<Counts>::default();
         let note = async |turn| {
-            let turn =
-                teacher_lp::teach(turn, &teacher, async |request| scorer.score(request).await)
-                    .await;
+            let score = async |request| scorer.score(request).await;
+            let mut turn = teacher_lp::teach(turn, &teacher, score).await;
+            left_out(&mut turn);
             counts.borrow_mut().add(&turn);
             turn
         };
@@ -150,9 +175,19 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         let done = stage::annotate(source, &args.files.output(), &plan, note, &watch).await;
         bar.finish_and_clear();
         let tally = done?;
-        context.say(counts.into_inner().table(&tally));
+        context.say(counts.into_inner().table(&tally, scorer.meter()));
         Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
     })
+}
+
+/// What the budget left out has the one error that says so, whoever was to be
+/// asked.
+fn left_out(turn: &mut Turn) {
+    for error in turn.teacher_error.iter_mut().flatten().flatten() {
+        if error.strip_prefix("student: ") == Some(BUDGET) {
+            *error = BUDGET.to_owned();
+        }
+    }
 }
 
 /// Ids mean nothing under another vocabulary.
@@ -200,7 +235,7 @@ impl Counts {
         }
     }
 
-    fn table(&self, tally: &Tally) -> Table {
+    fn table(&self, tally: &Tally, meter: &Meter) -> Table {
         let mut table = asking::closing_table();
         table.add_row(["turns".to_owned(), tally.rows.to_string()]);
         if tally.kept > 0 {
@@ -217,6 +252,7 @@ impl Counts {
         if others > 0 {
             table.add_row(["failed: for other reasons".to_owned(), others.to_string()]);
         }
+        meter.rows(&mut table);
         table
     }
 }

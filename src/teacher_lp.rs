@@ -14,12 +14,14 @@ mod plan;
 use std::fmt::Display;
 
 use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
 
 use crate::template::Chat;
 use crate::trajectory::Turn;
 use crate::trajectory::words::LogProbKind;
-use check::checked;
 use plan::{Plan, Sequence};
+
+pub use check::checked;
 
 /// Whom to ask.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -49,7 +51,7 @@ pub struct ScoreRequest {
 }
 
 /// What a [`ScoreRequest`] found. R is `ids.len() - start`.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Scores {
     /// `[R]`.
     pub log_probs: Vec<f32>,

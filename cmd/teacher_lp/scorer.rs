@@ -10,12 +10,16 @@ use oclaw::engine;
 use oclaw::engine::{Dialect, Engine, EngineOptions, VLLM_MOST_TOP};
 use oclaw::teacher_lp::{Asked, ScoreRequest, Scores};
 use oclaw::template::{Chat, Tokenizer};
+use serde_json::Value;
 
 use super::Args;
+use super::keeper::Keeper;
 use super::local::{Local, Policies};
+use crate::answers::Answers;
 use crate::common::Context;
 use crate::embedded;
 use crate::report::Failure;
+use crate::spending::Meter;
 
 /// Teacher and student.
 pub(super) struct Scorer {
@@ -23,6 +27,10 @@ pub(super) struct Scorer {
     teacher: Place,
     student: Student,
     local: Option<Local>,
+    keeper: Keeper,
+    dtype: String,
+    /// Who the models of folders are, for the keeper.
+    folders: RefCell<HashMap<PathBuf, Value>>,
     tokenizer_hash: String,
     /// Whether the tokenizer of a policy is ours, by its folder.
     tokenizers: RefCell<HashMap<PathBuf, Result<(), String>>>,
@@ -31,7 +39,8 @@ pub(super) struct Scorer {
 /// Where numbers are computed.
 enum Place {
     Folder(PathBuf),
-    Engine(Engine),
+    /// A server, and who it is for the keeper.
+    Engine(Engine, Value),
 }
 
 enum Student {
@@ -45,7 +54,12 @@ enum Student {
 
 impl Scorer {
     /// Loads or connects to all who will be asked, and tries the servers.
-    pub(super) async fn new(args: &Args, chat: &Chat, context: &Context) -> anyhow::Result<Self> {
+    pub(super) async fn new(
+        args: &Args,
+        chat: &Chat,
+        keeper: Keeper,
+        context: &Context,
+    ) -> anyhow::Result<Self> {
         let student_folder = student_folder(args)?;
         let needs_local = args.model.is_some() || student_folder.is_some() || args.policy.is_some();
         let local = needs_local.then(|| Local::start(args.dtype)).transpose()?;
@@ -54,7 +68,10 @@ impl Scorer {
                 let key = embedded::key(&context.command, args.engine_key_file.as_deref())?;
                 let options =
                     EngineOptions { key, model: args.engine_model.clone(), ..args.options(url) };
-                Place::Engine(connect(options, args.topk, chat, context).await?)
+                let engine = connect(options, args.topk, chat, context).await?;
+                let typed = (url.as_str(), args.engine_model.as_deref());
+                let whom = keeper.answers.of_engine(&engine, typed).await;
+                Place::Engine(engine, whom)
             }
             (None, folder) => Place::Folder(folder.clone().unwrap_or_default()),
         };
@@ -74,7 +91,9 @@ impl Scorer {
                 };
                 let engine = connect(options, args.topk, chat, context).await?;
                 let name = engine.model().unwrap_or_default().to_owned();
-                Student::Fixed(Place::Engine(engine), name)
+                let typed = (&*url.to_string_lossy(), args.student_model.as_deref());
+                let whom = keeper.answers.of_engine(&engine, typed).await;
+                Student::Fixed(Place::Engine(engine, whom), name)
             }
             (None, None) => {
                 let policies = args.policy.clone().unwrap_or_default();
@@ -91,10 +110,24 @@ impl Scorer {
         }
         let name = match &teacher {
             Place::Folder(folder) => folder_name(folder),
-            Place::Engine(engine) => engine.model().unwrap_or_default().to_owned(),
+            Place::Engine(engine, _) => engine.model().unwrap_or_default().to_owned(),
         };
-        let tokenizer_hash = chat.tokenizer.hash();
-        Ok(Self { name, teacher, student, local, tokenizer_hash, tokenizers: RefCell::default() })
+        Ok(Self {
+            name,
+            teacher,
+            student,
+            local,
+            keeper,
+            dtype: dtype(args),
+            folders: RefCell::default(),
+            tokenizer_hash: chat.tokenizer.hash(),
+            tokenizers: RefCell::default(),
+        })
+    }
+
+    /// Returns what counts the calls.
+    pub(super) fn meter(&self) -> &Meter {
+        &self.keeper.meter
     }
 
     /// Returns the teacher's name.
@@ -104,7 +137,7 @@ impl Scorer {
 
     /// Returns whether everybody can divide logits by a temperature.
     pub(super) fn tempers(&self) -> bool {
-        let engine = |place: &Place| matches!(place, Place::Engine(_));
+        let engine = |place: &Place| matches!(place, Place::Engine(..));
         let student = matches!(&self.student, Student::Fixed(place, _) if engine(place));
         !engine(&self.teacher) && !student
     }
@@ -132,11 +165,30 @@ impl Scorer {
         }
     }
 
+    /// Returns what a place says, or has said before.
     async fn at(&self, place: &Place, request: ScoreRequest) -> Result<Scores, String> {
+        let whom = match place {
+            Place::Engine(_, whom) => whom.clone(),
+            Place::Folder(folder) => self.whom(folder).await.map_err(|error| error.to_string())?,
+        };
+        let compute = async |request| self.compute(place, request).await;
+        self.keeper.score(&whom, request, compute).await
+    }
+
+    async fn whom(&self, folder: &Path) -> anyhow::Result<Value> {
+        if let Some(known) = self.folders.borrow().get(folder) {
+            return Ok(known.clone());
+        }
+        let whom = self.keeper.answers.of_folder(folder, &self.dtype).await?;
+        self.folders.borrow_mut().insert(folder.to_owned(), whom.clone());
+        Ok(whom)
+    }
+
+    async fn compute(&self, place: &Place, request: ScoreRequest) -> Result<Scores, String> {
         match (place, &self.local) {
             (Place::Folder(folder), Some(local)) => local.score(folder.clone(), request).await,
             (Place::Folder(folder), None) => Err(format!("`{}` is not loaded", folder.display())),
-            (Place::Engine(engine), _) => {
+            (Place::Engine(engine, _), _) => {
                 let ScoreRequest { ids, start, top_k, chosen, .. } = request;
                 let request = engine::ScoreRequest { ids, start, top_k, chosen };
                 let scores = engine.score(&request).await.map_err(|error| error.to_string())?;
@@ -159,11 +211,47 @@ impl Scorer {
     }
 }
 
+/// Returns who teacher and student are, as far as that is known without asking.
+pub(super) async fn known(
+    args: &Args,
+    answers: &Answers,
+) -> anyhow::Result<(Option<Value>, Option<Value>)> {
+    let of_folder = async |folder: &Path| match answers.any() {
+        true => answers.of_folder(folder, &dtype(args)).await.map(Some),
+        false => Ok(None),
+    };
+    let teacher = match (&args.engine, &args.model) {
+        (Some(url), _) => answers.last_met((url, args.engine_model.as_deref())),
+        (None, Some(folder)) => of_folder(folder).await?,
+        (None, None) => None,
+    };
+    let student = match (student_folder(args)?, &args.student) {
+        (Some(folder), _) => of_folder(&folder).await?,
+        (None, Some(url)) => {
+            answers.last_met((&url.to_string_lossy(), args.student_model.as_deref()))
+        }
+        (None, None) => None,
+    };
+    Ok((teacher, student))
+}
+
+/// Tells whether everybody who is asked runs in this process.
+pub(super) fn all_local(args: &Args) -> bool {
+    args.engine.is_none() && !args.student.as_deref().is_some_and(is_address)
+}
+
+fn dtype(args: &Args) -> String {
+    format!("{:?}", args.dtype).to_lowercase()
+}
+
+fn is_address(place: &Path) -> bool {
+    place.to_string_lossy().contains("://")
+}
+
 const SHARE: &str = "teacher and student must share the policy's vocabulary";
 
 /// Returns the one folder of the student, if it is one and not a policy per turn.
 fn student_folder(args: &Args) -> anyhow::Result<Option<PathBuf>> {
-    let is_address = |place: &Path| place.to_string_lossy().contains("://");
     match (args.topk, &args.student, &args.policy, &args.model) {
         (0, Some(_), ..) | (0, _, Some(_), _) => {
             Err(Failure::usage("a student has nothing to do without `--topk`").into())

@@ -10,7 +10,7 @@ const ABOVE_ZERO: f32 = 1e-4;
 const SAME: f32 = 1e-2;
 
 /// Holds scores against their request and the number of ids there are.
-pub(super) fn checked(
+pub fn checked(
     scores: Scores,
     request: &ScoreRequest,
     vocabulary: usize,

@@ -1,0 +1,85 @@
+//! Pays for each score once: what was scored before is looked up, the rest is
+//! asked for within the budget and kept.
+
+use oclaw::teacher_lp::{ScoreRequest, Scores, checked};
+use serde_json::{Value, json};
+
+use crate::answers::Answers;
+use crate::forecast::Expected;
+use crate::spending::{BUDGET, Meter, Tokens};
+
+/// The kept scores and the meter.
+pub(super) struct Keeper {
+    pub(super) answers: Answers,
+    pub(super) meter: Meter,
+    /// How many ids there are.
+    pub(super) vocabulary: usize,
+}
+
+impl Keeper {
+    /// Returns the scores of a request to somebody, by `compute` if they are not
+    /// kept. Only scores that fit the request are worth keeping.
+    pub(super) async fn score(
+        &self,
+        whom: &Value,
+        request: ScoreRequest,
+        compute: impl AsyncFnOnce(ScoreRequest) -> Result<Scores, String>,
+    ) -> Result<Scores, String> {
+        let key = self.answers.question(whom, &asked(&request)).vote(0);
+        if let Some(kept) = self.answers.find(&key) {
+            self.meter.hits(1);
+            return Ok(kept);
+        }
+        self.meter.grant(1).map_err(|_| BUDGET.to_owned())?;
+        self.meter.call();
+        let scores = compute(request.clone()).await?;
+        let tokens = (request.ids.len() as u64, 0);
+        self.meter.tokens(Tokens { counted: Some(tokens), guessed: tokens });
+        let scores = checked(scores, &request, self.vocabulary)?;
+        let weights = whom.get("weights").and_then(Value::as_str);
+        let same = match (weights, scores.version.as_deref()) {
+            (Some(known), Some(told)) => known == told,
+            _ => true,
+        };
+        if same {
+            self.answers.keep(key, &scores).await;
+        }
+        Ok(scores)
+    }
+}
+
+/// Everything that the numbers depend on, besides who computes them.
+fn asked(request: &ScoreRequest) -> Value {
+    json!({
+        "ids": request.ids,
+        "start": request.start,
+        "temperature": request.temperature,
+        "top_k": request.top_k,
+        "chosen": request.chosen,
+    })
+}
+
+/// Counts a request instead of computing it, and returns scores that fit: the
+/// kept ones, else ones without meaning.
+pub(super) fn foretell(
+    expected: &mut Expected,
+    (answers, whom): (&Answers, Option<&Value>),
+    request: &ScoreRequest,
+) -> Scores {
+    let kept = whom.and_then(|whom| answers.find(&answers.question(whom, &asked(request)).vote(0)));
+    if let Some(kept) = kept {
+        expected.hits += 1;
+        return kept;
+    }
+    expected.calls += 1;
+    expected.prompt_tokens += request.ids.len() as u64;
+    let rows = request.ids.len().saturating_sub(request.start);
+    let ids = i32::try_from(request.top_k).unwrap_or_default();
+    Scores {
+        log_probs: vec![0.0; rows],
+        top_ids: (0..rows).flat_map(|_| 0..ids).collect(),
+        top_log_probs: vec![0.0; rows * request.top_k],
+        chosen_log_probs: vec![0.0; request.chosen.len()],
+        version: None,
+    }
+}
