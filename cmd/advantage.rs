@@ -1,19 +1,23 @@
 //! `oclaw advantage`.
 
+mod peers;
+
 use std::cell::RefCell;
 use std::collections::HashSet;
 
 use clap::ValueEnum;
 use comfy_table::Table;
-use oclaw::advantage::{self, Estimator, Method, Summary};
+use oclaw::advantage::{self, Estimator, Method, Standing, Summary};
 use oclaw::stage::{self, Tally};
+use oclaw::table::{Source, StageLine};
 use oclaw::trajectory::{Turn, Writer};
 
 use crate::asking;
 use crate::common::Context;
 use crate::files::Files;
 use crate::progress;
-use crate::report::Exit;
+use crate::report::{Exit, Failure};
+use peers::Peers;
 
 /// Turn rewards and hints into a training signal.
 ///
@@ -25,10 +29,21 @@ use crate::report::Exit;
 /// `rl_advantages`, `advantages` and `advantage_error`.
 ///
 /// Estimators, per response token t: `grpo` A = r; `opd` A = lt - lo; `combine`
-/// A = w_opd (lt - lo) + w_rl r, where a row without a hint has no first term.
+/// A = w_opd (lt - lo) + w_rl r, where a row without a hint has no first term;
+/// `hybrid` A = r, beside which `train` has a loss of its own for the hints.
 /// Here lo is the server's log-prob. `train` computes its own and so its own
-/// advantages, with any estimator; a row in which the server left out a log-prob
-/// has no `advantages` here and can be trained all the same.
+/// advantages; a row in which the server left out a log-prob has no `advantages`
+/// here and can be trained all the same.
+///
+/// r is the reward, or with `--group-by` what it comes to in its group: (r - mean)
+/// / (std + 1e-6), std unbiased; under `rloo` r less the mean of the others; under
+/// `reinforce++-baseline` r - mean. A group of one, or of equal rewards, gives 0.
+/// `reinforce++` discounts r backwards from the last token by `--gamma`. `gae`
+/// runs over the turns of a line of conversation: d_t = r_t + gamma V_t+1 - V_t,
+/// A_t = d_t + gamma lambda A_t+1, where a turn without a reward has 0 and V is 0
+/// or `--value-column`. `rl_advantages` holds this part; `train` reads it there.
+/// Rows without a signal of their own count in their group and session; they are
+/// not trained.
 ///
 /// At least one: the first turn of a session that is judged 0, while no earlier
 /// turn of that session had any signal, is promoted. With a hint it teaches even
@@ -42,9 +57,59 @@ pub(crate) struct Args {
     files: Files,
     #[command(flatten)]
     method: MethodArgs,
+    #[command(flatten)]
+    peers: PeerArgs,
     /// Promote the first neutral turn of a session that has no signal yet
     #[arg(long, value_enum, value_name = "ON|OFF", default_value_t = Switch::On)]
     at_least_one: Switch,
+}
+
+/// What rewards are held against.
+#[derive(clap::Args, Debug)]
+struct PeerArgs {
+    /// Rows of one group: `request_id`, `prompt`, or any other column
+    #[arg(long, value_name = "COLUMN")]
+    group_by: Option<String>,
+    /// Discount of `gae`, per turn, and of `reinforce++`, per token [default: 1]
+    #[arg(long, value_name = "X", value_parser = unit)]
+    gamma: Option<f32>,
+    /// How far `gae` looks ahead [default: 0.95]
+    #[arg(long, value_name = "X", value_parser = unit)]
+    lambda: Option<f32>,
+    /// Column of what was expected of a turn, for `gae` [default: 0 everywhere]
+    #[arg(long, value_name = "COLUMN")]
+    value_column: Option<String>,
+}
+
+impl PeerArgs {
+    /// Errors unless the estimator can use what is given, and has what it needs.
+    fn check(&self, estimator: Estimator, fill: bool) -> Result<(), Failure> {
+        let unused = |flag: &str| Err(Failure::usage(format!("`{estimator}` has no `{flag}`")));
+        let discounts = matches!(estimator, Estimator::Gae | Estimator::ReinforcePlusPlus);
+        let gae = estimator == Estimator::Gae;
+        match () {
+            () if self.group_by.is_some() && !estimator.can_group() => unused("--group-by"),
+            () if self.gamma.is_some() && !discounts => unused("--gamma"),
+            () if self.lambda.is_some() && !gae => unused("--lambda"),
+            () if self.value_column.is_some() && !gae => unused("--value-column"),
+            () if self.group_by.is_none() && estimator.must_group() => {
+                let problem = format!("`{estimator}` compares the rewards of a group");
+                Err(Failure::usage(problem).hint("say which rows are one: `--group-by request_id`"))
+            }
+            () if fill && (self.group_by.is_some() || gae) => {
+                let problem = "`--fill` would compare new rows with none of the old".to_owned();
+                Err(Failure::usage(problem).hint("compute all of them again: `--replace`"))
+            }
+            () => Ok(()),
+        }
+    }
+}
+
+fn unit(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
+        _ => Err("wanted a number from 0 to 1".to_owned()),
+    }
 }
 
 /// The estimator and its numbers, equal in `advantage` and `train`.
@@ -53,10 +118,10 @@ pub(crate) struct MethodArgs {
     /// How signals become advantages
     #[arg(long, value_enum, value_name = "NAME", default_value_t = EstimatorName::Combine)]
     pub(crate) estimator: EstimatorName,
-    /// Weight of the reward in `combine`
+    /// Weight of the reward in `combine` and `hybrid`
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     w_rl: f32,
-    /// Weight of the teacher in `combine`
+    /// Weight of the teacher in `combine` and `hybrid`
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     w_opd: f32,
     /// Limit on the size of lt - lo [default: none]
@@ -68,15 +133,11 @@ impl MethodArgs {
     /// Returns the estimator with its numbers.
     pub(crate) fn method(&self) -> Method {
         Method {
-            estimator: match self.estimator {
-                EstimatorName::Grpo => Estimator::Grpo,
-                EstimatorName::Opd => Estimator::Opd,
-                EstimatorName::Combine => Estimator::Combine,
-            },
             reward_weight: self.w_rl,
             distill_weight: self.w_opd,
             // 0 and below mean no limit, as everywhere in the field.
             distill_clip: self.distill_clip.filter(|limit| *limit > 0.0),
+            ..Method::new(self.estimator.into())
         }
     }
 }
@@ -85,10 +146,37 @@ impl MethodArgs {
 pub(crate) enum EstimatorName {
     /// The reward on every token
     Grpo,
+    /// The reward less the mean of the others in the group
+    Rloo,
+    /// The reward at the last token, discounted backwards
+    #[value(name = "reinforce++")]
+    ReinforcePlusPlus,
+    /// The reward less the mean of the group
+    #[value(name = "reinforce++-baseline")]
+    ReinforcePlusPlusBaseline,
+    /// Rewards of later turns count for earlier ones
+    Gae,
     /// Distillation towards the hinted teacher
     Opd,
-    /// Both, weighted
+    /// Reward and teacher added, weighted
     Combine,
+    /// Reward and top-k distillation, two terms of the loss
+    Hybrid,
+}
+
+impl From<EstimatorName> for Estimator {
+    fn from(name: EstimatorName) -> Self {
+        match name {
+            EstimatorName::Grpo => Self::Grpo,
+            EstimatorName::Rloo => Self::Rloo,
+            EstimatorName::ReinforcePlusPlus => Self::ReinforcePlusPlus,
+            EstimatorName::ReinforcePlusPlusBaseline => Self::ReinforcePlusPlusBaseline,
+            EstimatorName::Gae => Self::Gae,
+            EstimatorName::Opd => Self::Opd,
+            EstimatorName::Combine => Self::Combine,
+            EstimatorName::Hybrid => Self::Hybrid,
+        }
+    }
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,22 +187,29 @@ enum Switch {
 
 /// Notes a table.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
-    let method = args.method.method();
-    let source = args.files.open()?;
+    let method = method(&args)?;
+    let mut source = args.files.open()?;
     let mut plan = args.files.plan(context, Writer::Advantage, &source)?;
+    if let Some(line) = &mut plan.line {
+        state_estimator(line, method.estimator);
+    }
     if method.estimator.reads_teacher() {
         plan.needs = &["hints", "teacher_log_probs"];
     }
-    let judged = source.schema().index_of("score").is_ok();
-    let needs_score = method.estimator.reads_rewards() && !judged;
+    let needs_score = method.estimator.reads_rewards() && !is_judged(&source);
+    let group_by = args.peers.group_by.as_deref();
+    let peers = Peers::read(&mut source, group_by, args.peers.value_column.as_deref())?;
     let bar = progress::bar(context, "advantage", source.total_rows());
     let summary = RefCell::new(Summary::default());
     let survey = |turns: &mut dyn Iterator<Item = Result<Turn, stage::Error>>| {
-        let (mut outcomes, mut stated) = (Vec::new(), false);
-        for turn in turns {
+        let (mut outcomes, mut members, mut stated) = (Vec::new(), Vec::new(), false);
+        for (row, turn) in turns.enumerate() {
             let turn = turn?;
             stated |= turn.reward_explicit.is_some();
             outcomes.push(advantage::outcome(&turn));
+            if group_by.is_some() || method.estimator == Estimator::Gae {
+                members.push(advantage::member(&turn, peers.group(row), peers.value(row)));
+            }
         }
         if needs_score && !stated {
             return Err(stage::Error::ColumnMissing { column: "score", stage: "judge" });
@@ -123,10 +218,12 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             Switch::On => advantage::promoted(&outcomes),
             Switch::Off => HashSet::new(),
         };
+        let shares = advantage::shares(&method, &members);
         let (method, summary) = (&method, &summary);
         Ok(move |turn: Turn| {
-            let kept = promoted.contains(&turn.turn_id);
-            let turn = advantage::note(turn, kept, method);
+            let promoted = promoted.contains(&turn.turn_id);
+            let standing = Standing { promoted, share: shares.get(&turn.turn_id).copied() };
+            let turn = advantage::note_among(turn, standing, method);
             summary.borrow_mut().add(&turn, method);
             turn
         })
@@ -141,6 +238,27 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         context.say(format!("warning: {warning}"));
     }
     Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
+}
+
+fn method(args: &Args) -> Result<Method, Failure> {
+    let mut method = args.method.method();
+    args.peers.check(method.estimator, args.files.fill)?;
+    method.gamma = args.peers.gamma.unwrap_or(method.gamma);
+    method.lambda = args.peers.lambda.unwrap_or(method.lambda);
+    Ok(method)
+}
+
+fn is_judged(source: &Source) -> bool {
+    source.schema().index_of("score").is_ok()
+}
+
+/// The estimator may come from the environment, a file or nowhere: `train` looks
+/// for it in the line.
+fn state_estimator(line: &mut StageLine, estimator: Estimator) {
+    let stated = |word: &String| word == "--estimator" || word.starts_with("--estimator=");
+    if !line.argv.iter().any(stated) {
+        line.argv.push(format!("--estimator={estimator}"));
+    }
 }
 
 fn table(summary: &Summary, tally: &Tally, estimator: Estimator) -> Table {

@@ -7,39 +7,70 @@
 //! KL terms and the whitening of a whole batch, for which only `train` has the
 //! numbers.
 
+mod groups;
 mod note;
 mod promotion;
+mod returns;
+mod shares;
 mod signals;
 mod summary;
 
-pub use note::note;
+pub use groups::{Scale, normalize_groups, rloo};
+pub use note::{Standing, note, note_among};
 pub use promotion::{Outcome, outcome, promoted};
+pub use returns::{gae, reinforce_plus_plus, reinforce_plus_plus_baseline};
+pub use shares::{Member, member, shares};
 pub use signals::{NO_SIGNAL_PROMOTED, Signals, resolve, reward, structural_mask};
 pub use summary::{Spread, Summary};
 
 use std::fmt;
 
-/// How the signals of a row become advantages.
+/// How the signals of a row become advantages. `r` is the reward part: the
+/// turn's own reward, or what it comes to in its group or session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Estimator {
-    /// `A_t = r`.
+    /// `A_t = r`, normalised by mean and deviation where rows are grouped.
     Grpo,
+    /// `A_t = r`, less the mean of the others in the group.
+    Rloo,
+    /// The reward at the last token, discounted backwards.
+    ReinforcePlusPlus,
+    /// `A_t = r`, less the mean of the group.
+    ReinforcePlusPlusBaseline,
+    /// Generalised advantage estimation over the turns of a session.
+    Gae,
     /// `A_t = lt_t - lo_t`: on-policy distillation towards the hinted teacher.
     Opd,
     /// `A_t = w_opd (lt_t - lo_t) + w_rl r`.
     Combine,
+    /// `A_t = r` beside a second loss, top-k distillation, which is `train`'s.
+    Hybrid,
 }
 
 impl Estimator {
     /// Every estimator, in the order of the documentation.
-    pub const ALL: [Self; 3] = [Self::Grpo, Self::Opd, Self::Combine];
+    pub const ALL: [Self; 8] = [
+        Self::Grpo,
+        Self::Rloo,
+        Self::ReinforcePlusPlus,
+        Self::ReinforcePlusPlusBaseline,
+        Self::Gae,
+        Self::Opd,
+        Self::Combine,
+        Self::Hybrid,
+    ];
 
     /// Returns the name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Grpo => "grpo",
+            Self::Rloo => "rloo",
+            Self::ReinforcePlusPlus => "reinforce++",
+            Self::ReinforcePlusPlusBaseline => "reinforce++-baseline",
+            Self::Gae => "gae",
             Self::Opd => "opd",
             Self::Combine => "combine",
+            Self::Hybrid => "hybrid",
         }
     }
 
@@ -48,10 +79,29 @@ impl Estimator {
         self != Self::Opd
     }
 
-    /// Returns whether it reads the teacher's log-probs. (`grpo` does for
-    /// promoted turns, but runs well without.)
+    /// Returns whether it reads the teacher's log-probs. (The others do for
+    /// promoted turns, but run well without.)
     pub fn reads_teacher(self) -> bool {
-        self != Self::Grpo
+        matches!(self, Self::Opd | Self::Combine | Self::Hybrid)
+    }
+
+    /// Returns whether its reward part is another number than the reward even
+    /// without groups: then only a table made for it will do.
+    pub fn shapes_rewards(self) -> bool {
+        matches!(
+            self,
+            Self::Rloo | Self::ReinforcePlusPlus | Self::ReinforcePlusPlusBaseline | Self::Gae
+        )
+    }
+
+    /// Returns whether rows can be grouped under it.
+    pub fn can_group(self) -> bool {
+        !matches!(self, Self::Opd | Self::ReinforcePlusPlus | Self::Gae)
+    }
+
+    /// Returns whether rows must be grouped under it.
+    pub fn must_group(self) -> bool {
+        matches!(self, Self::Rloo | Self::ReinforcePlusPlusBaseline)
     }
 }
 
@@ -66,18 +116,30 @@ impl fmt::Display for Estimator {
 pub struct Method {
     /// The estimator.
     pub estimator: Estimator,
-    /// Weight of the reward term in `combine`.
+    /// Weight of the reward term in `combine` and `hybrid`.
     pub reward_weight: f32,
-    /// Weight of the distillation term in `combine`.
+    /// Weight of the distillation term in `combine` and `hybrid`.
     pub distill_weight: f32,
     /// Limit on the size of `lt_t - lo_t`, if there is one.
     pub distill_clip: Option<f32>,
+    /// Discount of `gae` (per turn) and `reinforce++` (per token).
+    pub gamma: f32,
+    /// How far `gae` looks ahead.
+    pub lambda: f32,
 }
 
 impl Method {
-    /// Returns an estimator with weights 1 and 1 and no limit.
+    /// Returns an estimator with weights 1 and 1, no limit, no discount and a
+    /// `lambda` of 0.95.
     pub fn new(estimator: Estimator) -> Self {
-        Self { estimator, reward_weight: 1.0, distill_weight: 1.0, distill_clip: None }
+        Self {
+            estimator,
+            reward_weight: 1.0,
+            distill_weight: 1.0,
+            distill_clip: None,
+            gamma: 1.0,
+            lambda: 0.95,
+        }
     }
 }
 
@@ -87,6 +149,8 @@ impl Method {
 pub struct Evidence<'a> {
     /// The resolved reward.
     pub reward: Option<f32>,
+    /// The reward part per response token, where it is not just the reward.
+    pub reward_part: Option<&'a [f32]>,
     /// The teacher's log-probs, if a candidate is usable.
     pub teacher: Option<&'a [f32]>,
     /// The old policy's log-probs at the teacher's temperature.
@@ -95,26 +159,48 @@ pub struct Evidence<'a> {
     pub promoted: bool,
 }
 
+impl Evidence<'_> {
+    /// Returns the reward part, if there is anything in it.
+    fn rewarded(&self) -> Option<Vec<f32>> {
+        let rewarded = self.reward.is_some_and(|reward| reward != 0.0);
+        match self.reward_part {
+            Some(part) => {
+                (rewarded || part.iter().any(|value| *value != 0.0)).then(|| part.to_vec())
+            }
+            None => self.reward.filter(|_| rewarded).map(|reward| grpo(reward, self.old.len())),
+        }
+    }
+}
+
 /// Computes a row's advantages, or nothing if the row carries no signal that
 /// the estimator uses.
 ///
 /// A row without a usable hint has no distillation term (the reference distils
-/// it towards the teacher without a hint).
+/// it towards the teacher without a hint). Of `hybrid` this is the reward part,
+/// weighted; 0 where there is only a hint.
 pub fn advantages(method: &Method, evidence: &Evidence<'_>) -> Option<Vec<f32>> {
     let Evidence { teacher, old, promoted, .. } = *evidence;
-    let reward = evidence.reward.filter(|reward| *reward != 0.0);
     let distilled = || teacher.map(|teacher| opd(teacher, old, method.distill_clip));
     match method.estimator {
-        Estimator::Grpo => match reward {
-            Some(reward) => Some(grpo(reward, old.len())),
+        Estimator::Grpo
+        | Estimator::Rloo
+        | Estimator::ReinforcePlusPlus
+        | Estimator::ReinforcePlusPlusBaseline
+        | Estimator::Gae => match evidence.rewarded() {
+            Some(part) => Some(part),
             // Without this a promoted turn would be promoted to nothing.
             None if promoted => distilled(),
             None => None,
         },
         Estimator::Opd => distilled(),
-        Estimator::Combine => match (distilled(), reward) {
-            (Some(distilled), reward) => Some(combine(method, &distilled, reward.unwrap_or(0.0))),
-            (None, Some(reward)) => Some(grpo(method.reward_weight * reward, old.len())),
+        Estimator::Combine => match (distilled(), evidence.rewarded()) {
+            (Some(distilled), part) => Some(combine(method, &distilled, part.as_deref())),
+            (None, Some(part)) => Some(weighted(method.reward_weight, &part)),
+            (None, None) => None,
+        },
+        Estimator::Hybrid => match (evidence.rewarded(), teacher) {
+            (Some(part), _) => Some(weighted(method.reward_weight, &part)),
+            (None, Some(_)) => Some(vec![0.0; old.len()]),
             (None, None) => None,
         },
     }
@@ -132,52 +218,19 @@ pub fn opd(teacher: &[f32], old: &[f32], clip: Option<f32>) -> Vec<f32> {
 }
 
 /// Adds the weighted terms: `w_opd d_t + w_rl r`.
-pub fn combine(method: &Method, distilled: &[f32], reward: f32) -> Vec<f32> {
-    let broadcast = method.reward_weight * reward;
-    distilled.iter().map(|distilled| method.distill_weight * distilled + broadcast).collect()
+pub fn combine(method: &Method, distilled: &[f32], reward_part: Option<&[f32]>) -> Vec<f32> {
+    let distilled = weighted(method.distill_weight, distilled);
+    match reward_part {
+        Some(part) => {
+            let part = weighted(method.reward_weight, part);
+            distilled.iter().zip(part).map(|(distilled, part)| distilled + part).collect()
+        }
+        None => distilled,
+    }
 }
 
-/// How rewards of one group are made comparable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scale {
-    /// `r - mean`.
-    Mean,
-    /// `(r - mean) / (std + 1e-6)`, std unbiased.
-    Std,
-}
-
-/// Normalises rewards within their groups. Rewards that are not finite do not
-/// count and stay as they are; a group of one, or of equal rewards, gives 0.
-pub fn normalize_groups<G: Eq + std::hash::Hash>(
-    rewards: &[f32],
-    groups: &[G],
-    scale: Scale,
-) -> Vec<f32> {
-    let mut members = std::collections::HashMap::<&G, Vec<usize>>::new();
-    for (row, group) in groups.iter().enumerate() {
-        if rewards[row].is_finite() {
-            members.entry(group).or_default().push(row);
-        }
-    }
-    let mut normalized = rewards.to_vec();
-    for rows in members.values() {
-        let count = rows.len() as f64;
-        let mean = rows.iter().map(|row| f64::from(rewards[*row])).sum::<f64>() / count;
-        let squares = rows.iter().map(|row| (f64::from(rewards[*row]) - mean).powi(2)).sum::<f64>();
-        let equal = rows.iter().all(|row| rewards[*row] == rewards[rows[0]]);
-        let divisor = match scale {
-            Scale::Mean => 1.0,
-            Scale::Std => (squares / (count - 1.0).max(1.0)).sqrt() + 1e-6,
-        };
-        for row in rows {
-            // Equal rewards may miss their own mean by a rounding error.
-            normalized[*row] = match equal {
-                true => 0.0,
-                false => ((f64::from(rewards[*row]) - mean) / divisor) as f32,
-            };
-        }
-    }
-    normalized
+fn weighted(weight: f32, values: &[f32]) -> Vec<f32> {
+    values.iter().map(|value| weight * value).collect()
 }
 
 /// Why one row has no advantages although it should: it contradicts itself.

@@ -7,7 +7,7 @@ use std::io::Write;
 use anyhow::Context as _;
 use comfy_table::Table;
 use indicatif::ProgressBar;
-use oclaw::advantage::Method;
+use oclaw::advantage::{Estimator, Method};
 use oclaw::loss::{Clip, KlKind, Reduction};
 use oclaw::model::Dtype;
 use oclaw::stage;
@@ -36,6 +36,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Exit> {
     let mut source = args.inputs.open()?;
     let method = args.method.method();
     check_columns(&source, &method)?;
+    check_estimator(&source, method.estimator, context)?;
     check_tokenizer(&source, args)?;
     let mut trainer = Trainer::open(options(args, context, method))?;
     let mut metrics = metrics_file(args)?;
@@ -205,6 +206,45 @@ fn check_columns(source: &Source, method: &Method) -> Result<(), stage::Error> {
         Some((column, stage)) => Err(stage::Error::ColumnMissing { column, stage }),
         None => Ok(()),
     }
+}
+
+/// A reward part that another estimator made is no part of this one. What is only
+/// put together otherwise is said.
+fn check_estimator(source: &Source, own: Estimator, context: &Context) -> Result<(), Failure> {
+    let made = source.provenance().lines.iter().rev().find(|line| line.command == "advantage");
+    let Some(made) = made.and_then(|line| stated_estimator(&line.argv)) else {
+        if own.shapes_rewards() {
+            context.say(format!("warning: the table does not say whether `{own}` made it"));
+        }
+        return Ok(());
+    };
+    if made == own.as_str() {
+        return Ok(());
+    }
+    if own.shapes_rewards() {
+        let problem = format!("the table's reward part is that of `{made}`, not of `{own}`");
+        let remedy = format!("run `oclaw advantage --replace --estimator {own}`");
+        return Err(Failure::usage(problem).hint(remedy));
+    }
+    let reads = match own.reads_rewards() {
+        true => ": its reward part stays as it is",
+        false => "",
+    };
+    context.say(format!("the table was made with `{made}`, training is with `{own}`{reads}"));
+    Ok(())
+}
+
+/// Finds the estimator in a recorded command line; the last one counts.
+fn stated_estimator(argv: &[String]) -> Option<&str> {
+    let mut found = None;
+    for (place, word) in argv.iter().enumerate() {
+        match word.strip_prefix("--estimator") {
+            Some("") => found = argv.get(place + 1).map(String::as_str),
+            Some(rest) => found = rest.strip_prefix('=').or(found),
+            None => {}
+        }
+    }
+    found
 }
 
 /// Ids mean nothing under another vocabulary.

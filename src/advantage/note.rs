@@ -1,17 +1,32 @@
 //! Fills the advantage columns of one row.
 
 use super::signals::{NO_SIGNAL_PROMOTED, resolve};
-use super::{Evidence, Method, advantages, grpo};
+use super::{Estimator, Evidence, Method, Signals, advantages, grpo, reinforce_plus_plus};
 use crate::trajectory::Turn;
 use crate::trajectory::words::SampleKind;
 
-/// Returns the turn with every column of this stage filled. `promoted` tells
-/// whether the at-least-one rule keeps it.
+/// What other rows make of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Standing {
+    /// Whether the at-least-one rule keeps it.
+    pub promoted: bool,
+    /// What its reward comes to in its group or session.
+    pub share: Option<f32>,
+}
+
+/// Returns the turn, seen by itself, with every column of this stage filled.
+/// `promoted` tells whether the at-least-one rule keeps it.
+pub fn note(turn: Turn, promoted: bool, method: &Method) -> Turn {
+    note_among(turn, Standing { promoted, share: None }, method)
+}
+
+/// Returns the turn with every column of this stage filled.
 ///
 /// `advantages` takes the server's log-probs for the old policy's. Where one is
 /// missing that the estimator needs (servers give none for the end token), the
 /// row gets no `advantages` here: `train` has log-probs of its own.
-pub fn note(mut turn: Turn, promoted: bool, method: &Method) -> Turn {
+pub fn note_among(mut turn: Turn, standing: Standing, method: &Method) -> Turn {
+    let promoted = standing.promoted;
     let signals = match resolve(&turn) {
         Ok(signals) => signals,
         Err(refusal) => return refuse(turn, refusal.to_string()),
@@ -24,20 +39,17 @@ pub fn note(mut turn: Turn, promoted: bool, method: &Method) -> Turn {
     });
     let trainable = mask.as_ref().is_some_and(|mask| mask.contains(&1));
     let old = behaviour(&turn);
+    let reward_part = reward_part(&signals, mask.as_deref(), standing.share, method);
     let evidence = Evidence {
         reward: signals.reward,
+        reward_part: reward_part.as_deref(),
         teacher: signals.teacher_log_probs(&turn),
         old: &old,
         promoted,
     };
     turn.advantages = advantages(method, &evidence)
         .filter(|values| trainable && values.iter().all(|value| value.is_finite()));
-    turn.rl_advantages = match (&mask, signals.reward) {
-        // A taught row without a reward has a reward term of exactly 0.
-        (Some(mask), reward) if !silent => Some(grpo(reward.unwrap_or(0.0), mask.len())),
-        (Some(mask), Some(reward)) => Some(grpo(reward, mask.len())),
-        _ => None,
-    };
+    turn.rl_advantages = reward_part;
     turn.reward = signals.reward;
     turn.reward_source = signals.reward_source;
     turn.sample_kind = Some(signals.kind);
@@ -49,6 +61,29 @@ pub fn note(mut turn: Turn, promoted: bool, method: &Method) -> Turn {
     turn.loss_mask = mask;
     turn.advantage_error = None;
     turn
+}
+
+/// Returns the reward part of the advantage per response token. A taught row
+/// without a reward has one of exactly 0.
+fn reward_part(
+    signals: &Signals,
+    mask: Option<&[i8]>,
+    share: Option<f32>,
+    method: &Method,
+) -> Option<Vec<f32>> {
+    let mask = mask?;
+    let reward = match (share.or(signals.reward), signals.kind) {
+        (None, SampleKind::None) => return None,
+        (reward, _) => reward.unwrap_or(0.0),
+    };
+    match method.estimator {
+        Estimator::ReinforcePlusPlus => {
+            let mask: Vec<bool> = mask.iter().map(|flag| *flag == 1).collect();
+            let no_kl = vec![0.0; mask.len()];
+            Some(reinforce_plus_plus(reward, &no_kl, &mask, 0.0, method.gamma))
+        }
+        _ => Some(grpo(reward, mask.len())),
+    }
 }
 
 /// Returns the server's log-probs, NaN where it gave none: what is computed

@@ -23,6 +23,8 @@ pub struct Sample {
     pub temperature: f64,
     /// The resolved reward.
     pub reward: Option<f32>,
+    /// What `advantage` made of it, per response token.
+    pub reward_part: Option<Vec<f32>>,
     /// The teacher's log-probs.
     pub teacher: Option<Vec<f32>>,
     /// Temperature of the teacher's log-probs.
@@ -90,9 +92,12 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
     let mask = mask(turn)?;
     let teacher = signals.teacher_log_probs(turn).map(<[f32]>::to_vec);
     let reward = reward(turn)?;
+    let reward_part = reward_part(turn, mask.len())?;
     let promoted = turn.promoted == Some(true);
-    if !mask.contains(&true) || !has_signal(&admission.method, reward, teacher.is_some(), promoted)
-    {
+    let rewarded = reward.is_some_and(|reward| reward != 0.0)
+        || reward_part.iter().flatten().any(|value| *value != 0.0);
+    let taught = teacher.is_some();
+    if !mask.contains(&true) || !has_signal(&admission.method, rewarded, taught, promoted) {
         let reason = turn.sample_reason.clone();
         return Err(Refusal::sound(reason.unwrap_or_else(|| "no_signal_for_estimator".to_owned())));
     }
@@ -111,6 +116,7 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
         rollout,
         temperature,
         reward,
+        reward_part,
         teacher,
         teacher_temperature,
         promoted,
@@ -143,12 +149,31 @@ fn reward(turn: &Turn) -> Result<Option<f32>, Refusal> {
     }
 }
 
-fn has_signal(method: &Method, reward: Option<f32>, taught: bool, promoted: bool) -> bool {
-    let rewarded = reward.is_some_and(|reward| reward != 0.0);
+/// Reads the reward part that `advantage` wrote.
+fn reward_part(turn: &Turn, tokens: usize) -> Result<Option<Vec<f32>>, Refusal> {
+    let Some(part) = &turn.rl_advantages else { return Ok(None) };
+    if part.len() != tokens {
+        let fault = format!("rl_advantages has {} values for {tokens} response ids", part.len());
+        return Err(Refusal::broken("contradictory", fault));
+    }
+    match part.iter().position(|value| !value.is_finite()) {
+        Some(token) => {
+            let fault = format!("rl_advantages is not finite at token {token}");
+            Err(Refusal::broken("contradictory", fault))
+        }
+        None => Ok(Some(part.clone())),
+    }
+}
+
+fn has_signal(method: &Method, rewarded: bool, taught: bool, promoted: bool) -> bool {
     match method.estimator {
-        Estimator::Grpo => rewarded || (promoted && taught),
         Estimator::Opd => taught,
-        Estimator::Combine => rewarded || taught,
+        Estimator::Combine | Estimator::Hybrid => rewarded || taught,
+        Estimator::Grpo
+        | Estimator::Rloo
+        | Estimator::ReinforcePlusPlus
+        | Estimator::ReinforcePlusPlusBaseline
+        | Estimator::Gae => rewarded || (promoted && taught),
     }
 }
 

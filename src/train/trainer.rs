@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use tch::Device;
+use tch::{Device, Tensor};
 
-use crate::advantage::{self, Evidence};
+use crate::advantage::{self, Estimator, Evidence};
+use crate::loss;
 use crate::model::{Dtype, LoadOptions, Model};
 use crate::trajectory::Turn;
 
@@ -228,6 +229,7 @@ impl Trainer {
             }
             let evidence = Evidence {
                 reward: sample.reward,
+                reward_part: sample.reward_part.as_deref(),
                 teacher: sample.teacher.as_deref(),
                 old: &old.teacher,
                 promoted: sample.promoted,
@@ -241,6 +243,9 @@ impl Trainer {
                 }),
                 None => self.refuse(&sample.turn_id, Refusal::sound("no_signal_for_estimator")),
             }
+        }
+        if method.estimator == Estimator::ReinforcePlusPlus {
+            whiten(&mut batch);
         }
         batch
     }
@@ -311,6 +316,22 @@ pub struct Trained {
     pub metrics: Metrics,
     /// The new policy's folder; nothing if the step was skipped.
     pub policy: Option<PathBuf>,
+}
+
+/// Whitens the advantages of the batch's trained tokens.
+fn whiten(batch: &mut [Prepared]) {
+    let trained = |prepared: &Prepared| {
+        prepared.sample.trained().map(|token| prepared.advantages[token]).collect::<Vec<_>>()
+    };
+    let all: Vec<f32> = batch.iter().flat_map(trained).collect();
+    let whitened = loss::whiten(&Tensor::from_slice(&all));
+    let mut values = vec![0.0; all.len()];
+    whitened.copy_data(&mut values, all.len());
+    let mut values = values.into_iter();
+    for prepared in batch {
+        let Prepared { sample, advantages, .. } = prepared;
+        sample.trained().zip(&mut values).for_each(|(token, value)| advantages[token] = value);
+    }
 }
 
 /// Takes the server's log-probs for the old policy's.

@@ -109,3 +109,66 @@ fn the_rule_can_be_switched_off() {
         assert_eq!(read(&output)[0].promoted, Some(promoted));
     }
 }
+
+#[test]
+fn rows_are_grouped_by_any_column() {
+    let folder = tempfile::tempdir().unwrap();
+    let scored = |session: &str, number: u32, score: f32, prompt: Vec<i32>| Turn {
+        score: Some(score),
+        votes: Some(vec![Some(score as i8)]),
+        prompt_ids: Some(prompt),
+        ..captured(session, number)
+    };
+    let turns = [
+        scored("s", 1, 1.0, vec![1, 2]),
+        scored("t", 1, -1.0, vec![1, 2]),
+        scored("s", 2, 1.0, vec![1, 3]),
+    ];
+    let input = table(folder.path(), &TAUGHT, &turns);
+    for (column, wanted) in [
+        ("prompt", [2.0, -2.0, 0.0]),
+        ("session_id", [0.0, 0.0, 0.0]),
+        ("model", [1.0, -2.0, 1.0]),
+        ("turn_id", [0.0, 0.0, 0.0]),
+    ] {
+        let output = folder.path().join(format!("{column}.parquet"));
+        let mut command = oclaw();
+        command.args(["advantage", "--estimator", "rloo", "--group-by", column, "-o"]);
+        command.args([&output, &input]).assert().success();
+        let part = |turn: &Turn| turn.rl_advantages.as_ref().unwrap()[0];
+        let found: Vec<f32> = read(&output).iter().map(part).collect();
+        assert_eq!(found, wanted, "{column}");
+        oclaw().arg("lint").arg(&output).assert().success();
+    }
+}
+
+#[test]
+fn what_an_estimator_cannot_use_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = table(folder.path(), &TAUGHT, &[finished("s", 1)]);
+    for (words_given, told) in [
+        ("rloo", "`rloo` compares the rewards of a group hint: say which rows are one"),
+        ("reinforce++-baseline", "compares the rewards of a group"),
+        ("opd --group-by prompt", "`opd` has no `--group-by`"),
+        ("gae --group-by prompt", "`gae` has no `--group-by`"),
+        ("grpo --gamma 0.9", "`grpo` has no `--gamma`"),
+        ("reinforce++ --lambda 0.9", "`reinforce++` has no `--lambda`"),
+        ("grpo --value-column score", "`grpo` has no `--value-column`"),
+        ("gae --value-column model", "column `model` holds no numbers"),
+        ("gae --value-column nowhere", "there is no column `nowhere`"),
+        ("grpo --group-by nowhere", "there is no column `nowhere`"),
+        ("grpo --group-by prompt --fill", "`--fill` would compare new rows with none of the old"),
+        ("gae --fill", "`--fill` would compare"),
+    ] {
+        let mut command = oclaw();
+        command.args(["advantage", "--estimator"]).args(words_given.split(' ')).arg(&input);
+        let talk = words(command.assert().code(2).get_output());
+        assert!(talk.contains(told), "{words_given}: {talk}");
+    }
+    let output = folder.path().join("gae.parquet");
+    let mut command = oclaw();
+    command.args(["advantage", "--estimator", "gae", "--value-column", "score", "-o"]);
+    command.args([&output, &input]).assert().success();
+    // -1 less the expected -1.
+    assert_eq!(read(&output)[0].rl_advantages, Some(vec![0.0; 3]));
+}

@@ -190,3 +190,30 @@ fn a_build_without_torch_says_so() {
     let run = train(folder.path()).arg(&input).assert().code(2);
     assert!(words(run.get_output()).contains("needs the `torch` feature"));
 }
+
+#[cfg(feature = "torch")]
+#[test]
+fn another_estimator_than_the_tables_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let taught = [Writer::Serve, Writer::Judge, Writer::Hint, Writer::TeacherLp];
+    let path = folder.path().join("in.parquet");
+    let input = write(&path, Format::Parquet, &taught, &[finished("s", 1), finished("s", 2)]);
+    let noted = folder.path().join("noted.parquet");
+    let mut command = oclaw();
+    command.args(["advantage", "--estimator", "grpo", "-o"]).args([&noted, &input]);
+    command.assert().success();
+    let run = train(folder.path()).args(["--estimator", "rloo"]).arg(&noted).assert().code(2);
+    let talk = words(run.get_output());
+    let told = "the table's reward part is that of `grpo`, not of `rloo` hint: run `oclaw \
+                advantage --replace --estimator rloo`";
+    assert!(talk.contains(told), "{talk}");
+    let run = train(folder.path()).args(["--estimator", "combine"]).arg(&noted).assert().success();
+    let talk = words(run.get_output());
+    let told = "the table was made with `grpo`, training is with `combine`: its reward part stays";
+    assert!(talk.contains(told), "{talk}");
+    // The estimator need not stand on the command line to be recorded.
+    let combined = folder.path().join("combined.parquet");
+    oclaw().args(["advantage", "-o"]).args([&combined, &input]).assert().success();
+    let run = train(folder.path()).arg(&combined).assert().success();
+    assert!(!words(run.get_output()).contains("was made with"));
+}

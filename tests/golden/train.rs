@@ -36,8 +36,13 @@ fn batch(recorded: &Value) -> Vec<Prepared> {
         let prompt = batch["prompt_lengths"][index].as_u64().unwrap() as usize;
         let (old, teacher) = (list("old_log_probs"), list("teacher_log_probs"));
         let reward = number(&batch["rewards"][index]) as f32;
-        let evidence =
-            Evidence { reward: Some(reward), teacher: Some(&teacher), old: &old, promoted: false };
+        let evidence = Evidence {
+            reward: Some(reward),
+            reward_part: None,
+            teacher: Some(&teacher),
+            old: &old,
+            promoted: false,
+        };
         let sample = Sample {
             turn_id: index.to_string(),
             prompt_ids: ids[..prompt].to_vec(),
@@ -46,6 +51,7 @@ fn batch(recorded: &Value) -> Vec<Prepared> {
             rollout: list("rollout_log_probs").into_iter().map(Some).collect(),
             temperature: number(&config["temperature"]),
             reward: Some(reward),
+            reward_part: None,
             teacher: Some(teacher.clone()),
             teacher_temperature: 1.0,
             promoted: false,
