@@ -124,7 +124,7 @@ pub(crate) struct MethodArgs {
     /// Weight of the teacher in `combine` and `hybrid`
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     w_opd: f32,
-    /// Limit on the size of lt - lo [default: none]
+    /// Limit on the size of lt - lo; 0 is none [default: none; 1 for `hybrid`]
     #[arg(long, value_name = "X")]
     distill_clip: Option<f32>,
 }
@@ -136,7 +136,10 @@ impl MethodArgs {
             reward_weight: self.w_rl,
             distill_weight: self.w_opd,
             // 0 and below mean no limit, as everywhere in the field.
-            distill_clip: self.distill_clip.filter(|limit| *limit > 0.0),
+            distill_clip: self
+                .distill_clip
+                .or((self.estimator == EstimatorName::Hybrid).then_some(1.0))
+                .filter(|limit| *limit > 0.0),
             ..Method::new(self.estimator.into())
         }
     }

@@ -1,6 +1,8 @@
 //! `oclaw train`.
 
 #[cfg(feature = "torch")]
+mod checks;
+#[cfg(feature = "torch")]
 mod steps;
 
 use std::path::PathBuf;
@@ -29,6 +31,21 @@ use crate::report::Exit;
 /// minus the entropy and plus the KL to the start model, weighted. The advantage
 /// is that of `--estimator`, computed with the trainer's own old log-probs lo.
 ///
+/// `hybrid` has a second term, top-k distillation. At each token it teaches the
+/// ids of `--subset` (the student's top-k, the teacher's, or those in both) by
+/// the hint that `--hint-selection` chooses: the one whose top-k overlaps the
+/// student's most over the answer (`sequence`) or at the token, or the shortest.
+/// With w = the old policy's probabilities over those ids, scaled to 1, and d =
+/// clip(lt - lo, -C, C), C = `--distill-clip`: the sum over ids of the same loss
+/// as above with A = w d. The terms are weighed by `--w-rl` and `--w-opd`. A turn
+/// without a hint has no such term, a hint with a value that is not finite none
+/// at that token. The columns come from `oclaw teacher-lp --topk 4`.
+///
+/// The reward part of an advantage is read from `rl_advantages`: `rloo`,
+/// `reinforce++`, `reinforce++-baseline` and `gae` train tables that `oclaw
+/// advantage` made with the same `--estimator`. Under `reinforce++` the advantages
+/// of a step are whitened over its trained tokens.
+///
 /// Not trained, and counted by reason: rows without a signal, broken rows (exit
 /// code 3 tells), rows of a policy older than `--max-staleness` steps, of a later
 /// one or of none known, rows whose sampling temperature nobody knows. A loss or
@@ -36,13 +53,15 @@ use crate::report::Exit;
 ///
 /// Metrics (`--metrics FILE`, one JSON object per step; null is not known):
 /// `step`, `turns`, `tokens` (trained), `input_tokens` (through the model),
-/// `loss`, `policy_loss`, `reference_kl`, `entropy` (before the first update;
+/// `loss`, `policy_loss`, `distill_loss`, `reference_kl`, `entropy` (before the first update;
 /// nats), `clip_fraction`, `approximate_kl` (mean lo - lc, last update),
 /// `log_prob_gap` (mean |trainer - server|), `importance` (mean weight),
 /// `gradient_norm` (before clipping), `clip_coefficient`, `learning_rate`,
 /// `weights_changed` (share of weights that are other numbers in the type they
 /// are served in), `reward`, `advantage_mean`, `_std`, `_min`, `_max`, `_zero`
-/// (share of exact zeros), `staleness`, `staleness_max`, `refused` (by reason, of
+/// (share of exact zeros), `distill_clip_fraction` (of taught ids, last update),
+/// `distill_gap` (mean sum of w |d|), `subset_size` and `overlap` (mean ids taught,
+/// and shared with the student), `unusable` (tokens), `staleness`, `staleness_max`, `refused` (by reason, of
 /// this run), `skipped_updates`, `seconds`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -64,6 +83,8 @@ pub(crate) struct Args {
     epochs: u32,
     #[command(flatten)]
     loss: LossArgs,
+    #[command(flatten)]
+    distillation: DistillationArgs,
     #[command(flatten)]
     optimizer: OptimizerArgs,
     /// Whose log-probs stand for the old policy's
@@ -128,6 +149,37 @@ struct LossArgs {
     /// How the losses of tokens become one
     #[arg(long, value_enum, value_name = "HOW", default_value_t = ReductionName::Sample)]
     reduction: ReductionName,
+}
+
+/// Top-k distillation, the second term of `hybrid`.
+#[derive(clap::Args, Debug)]
+struct DistillationArgs {
+    /// Which hint teaches a token, under `hybrid`
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = SelectionName::Sequence)]
+    hint_selection: SelectionName,
+    /// Which ids it teaches, under `hybrid`
+    #[arg(long, value_enum, value_name = "IDS", default_value_t = SubsetName::Student)]
+    subset: SubsetName,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum SelectionName {
+    /// The one with the largest overlap over the answer
+    Sequence,
+    /// The one with the largest overlap at the token
+    Token,
+    /// The first
+    Shortest,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum SubsetName {
+    /// The student's likeliest
+    Student,
+    /// The hinted teacher's likeliest
+    Teacher,
+    /// Those in both
+    Overlap,
 }
 
 /// The optimiser's constants.

@@ -9,6 +9,7 @@
 
 mod adamw;
 mod checkpoint;
+mod distil;
 mod head;
 mod ledger;
 mod metrics;
@@ -27,6 +28,7 @@ use crate::tensors;
 
 pub use adamw::{AdamW, Moments, Rates, Update, gradient_norm, zero_gradients};
 pub use checkpoint::{Base, Record, read_record};
+pub use distil::{Distillation, Distilled, Topk};
 pub use ledger::{Entry, Ledger};
 pub use metrics::Metrics;
 pub use objective::{Importance, LogProbs, Measures, Prepared, Terms, gradients, sample_log_probs};

@@ -7,19 +7,19 @@ use std::io::Write;
 use anyhow::Context as _;
 use comfy_table::Table;
 use indicatif::ProgressBar;
-use oclaw::advantage::{Estimator, Method};
-use oclaw::loss::{Clip, KlKind, Reduction};
+use oclaw::advantage::Method;
+use oclaw::loss::{Clip, HintSelection, KlKind, Reduction, SubsetIds};
 use oclaw::model::Dtype;
-use oclaw::stage;
-use oclaw::table::Source;
-use oclaw::template::Tokenizer;
 use oclaw::train::{
-    Admission, Importance, Metrics, OldLogProbs, Options, Rates, Terms, Trained, Trainer,
+    Admission, Distillation, Importance, Metrics, OldLogProbs, Options, Rates, Terms, Trained,
+    Trainer,
 };
 use oclaw::trajectory::Turn;
 
+use super::checks;
 use super::{
-    Args, DtypeName, ImportanceName, KlName, LossArgs, OldName, OptimizerArgs, ReductionName,
+    Args, DistillationArgs, DtypeName, ImportanceName, KlName, LossArgs, OldName, OptimizerArgs,
+    ReductionName, SelectionName, SubsetName,
 };
 use crate::asking;
 use crate::common::Context;
@@ -35,16 +35,17 @@ const TINY_CHANGE: f64 = 0.05;
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Exit> {
     let mut source = args.inputs.open()?;
     let method = args.method.method();
-    check_columns(&source, &method)?;
-    check_estimator(&source, method.estimator, context)?;
-    check_tokenizer(&source, args)?;
-    let mut trainer = Trainer::open(options(args, context, method))?;
+    checks::check_columns(&source, &method)?;
+    checks::check_estimator(&source, method.estimator, context)?;
+    checks::check_tokenizer(&source, args)?;
+    let mut trainer = Trainer::open(options(args, context, &method))?;
     let mut metrics = metrics_file(args)?;
     announce(&trainer, args, context);
     let mut queue = VecDeque::new();
     while let Some(turns) = source.next_turns()? {
         queue.extend(turns);
     }
+    checks::check_topk(&queue, &method)?;
     let bar = progress::bar(context, "train", Some(queue.len() as u64));
     let done = steps(&mut trainer, &mut queue, args, &bar, &mut |trained| {
         write_metrics(metrics.as_mut(), &trained.metrics)
@@ -94,15 +95,16 @@ fn steps(
     Ok(done)
 }
 
-fn options(args: &Args, context: &Context, method: Method) -> Options {
+fn options(args: &Args, context: &Context, method: &Method) -> Options {
     let mut version_aliases = BTreeMap::from([("default".to_owned(), 0)]);
     version_aliases.extend(args.version_alias.iter().cloned());
     Options {
         model: args.model.clone(),
         out: args.out.clone(),
-        settings: settings(args, &method),
+        settings: settings(args, method),
         admission: Admission {
-            method,
+            method: method.clone(),
+            distillation: distillation(&args.distillation),
             old_log_probs: match args.old_log_probs {
                 OldName::Recompute => OldLogProbs::Recompute,
                 OldName::Rollout => OldLogProbs::Rollout,
@@ -154,6 +156,21 @@ fn terms(args: &LossArgs) -> Terms {
     }
 }
 
+fn distillation(args: &DistillationArgs) -> Distillation {
+    Distillation {
+        selection: match args.hint_selection {
+            SelectionName::Sequence => HintSelection::Sequence,
+            SelectionName::Token => HintSelection::Token,
+            SelectionName::Shortest => HintSelection::Shortest,
+        },
+        subset: match args.subset {
+            SubsetName::Student => SubsetIds::Student,
+            SubsetName::Teacher => SubsetIds::Teacher,
+            SubsetName::Overlap => SubsetIds::Overlap,
+        },
+    }
+}
+
 fn rates(args: &OptimizerArgs) -> Rates {
     Rates {
         learning_rate: args.lr,
@@ -172,6 +189,8 @@ fn settings(args: &Args, method: &Method) -> serde_json::Value {
         "w_rl": method.reward_weight,
         "w_opd": method.distill_weight,
         "distill_clip": method.distill_clip,
+        "hint_selection": format!("{:?}", args.distillation.hint_selection).to_lowercase(),
+        "subset": format!("{:?}", args.distillation.subset).to_lowercase(),
         "epochs": args.epochs,
         "batch_turns": args.batch_turns,
         "clip_low": loss.clip_low,
@@ -193,75 +212,6 @@ fn settings(args: &Args, method: &Method) -> serde_json::Value {
         "tokens_per_pass": args.tokens_per_pass,
         "device": args.device,
     })
-}
-
-/// The stages that the estimator stands on must have run.
-fn check_columns(source: &Source, method: &Method) -> Result<(), stage::Error> {
-    let schema = source.schema();
-    let mut needs = vec![("sample_kind", "advantage"), ("loss_mask", "advantage")];
-    if method.estimator.reads_teacher() {
-        needs.push(("teacher_log_probs", "teacher-lp"));
-    }
-    match needs.into_iter().find(|(column, _)| schema.index_of(column).is_err()) {
-        Some((column, stage)) => Err(stage::Error::ColumnMissing { column, stage }),
-        None => Ok(()),
-    }
-}
-
-/// A reward part that another estimator made is no part of this one. What is only
-/// put together otherwise is said.
-fn check_estimator(source: &Source, own: Estimator, context: &Context) -> Result<(), Failure> {
-    let made = source.provenance().lines.iter().rev().find(|line| line.command == "advantage");
-    let Some(made) = made.and_then(|line| stated_estimator(&line.argv)) else {
-        if own.shapes_rewards() {
-            context.say(format!("warning: the table does not say whether `{own}` made it"));
-        }
-        return Ok(());
-    };
-    if made == own.as_str() {
-        return Ok(());
-    }
-    if own.shapes_rewards() {
-        let problem = format!("the table's reward part is that of `{made}`, not of `{own}`");
-        let remedy = format!("run `oclaw advantage --replace --estimator {own}`");
-        return Err(Failure::usage(problem).hint(remedy));
-    }
-    let reads = match own.reads_rewards() {
-        true => ": its reward part stays as it is",
-        false => "",
-    };
-    context.say(format!("the table was made with `{made}`, training is with `{own}`{reads}"));
-    Ok(())
-}
-
-/// Finds the estimator in a recorded command line; the last one counts.
-fn stated_estimator(argv: &[String]) -> Option<&str> {
-    let mut found = None;
-    for (place, word) in argv.iter().enumerate() {
-        match word.strip_prefix("--estimator") {
-            Some("") => found = argv.get(place + 1).map(String::as_str),
-            Some(rest) => found = rest.strip_prefix('=').or(found),
-            None => {}
-        }
-    }
-    found
-}
-
-/// Ids mean nothing under another vocabulary.
-fn check_tokenizer(source: &Source, args: &Args) -> anyhow::Result<()> {
-    let (Some(recorded), Some(folder)) = (&source.provenance().tokenizer_hash, &args.model) else {
-        return Ok(());
-    };
-    match Tokenizer::load(folder) {
-        Ok(tokenizer) if tokenizer.hash() != *recorded => Err(Failure::failed(format!(
-            "the tokenizer of `{}` is not the one that made the ids",
-            folder.display()
-        ))
-        .hint("train the model that gave the answers")
-        .into()),
-        // A folder without a tokenizer can be trained; ids are checked row by row.
-        _ => Ok(()),
-    }
 }
 
 fn metrics_file(args: &Args) -> anyhow::Result<Option<File>> {
@@ -329,6 +279,9 @@ fn warn(metrics: &Metrics, context: &Context) {
     if metrics.skipped_updates > 0 {
         warn(format!("{} updates were not finite and were skipped", metrics.skipped_updates));
     }
+    if metrics.unusable > 0 {
+        warn(format!("{} tokens have a teacher value that is not finite", metrics.unusable));
+    }
     if let Some(changed) = metrics.weights_changed
         && changed < TINY_CHANGE
     {
@@ -358,6 +311,12 @@ fn table(trained: &Trained) -> Table {
     row("  turns", metrics.turns.to_string());
     row("  tokens trained", metrics.tokens.to_string());
     row("  loss", number(metrics.loss));
+    if metrics.distill_loss.is_some() {
+        row("  distillation loss", number(metrics.distill_loss));
+        row("  teacher - policy", number(metrics.distill_gap));
+        row("  ids taught", number(metrics.subset_size));
+        row("  overlap", number(metrics.overlap));
+    }
     row("  entropy", number(metrics.entropy));
     row("  reward", number(metrics.reward));
     row("  advantage mean", number(metrics.advantage_mean));

@@ -20,8 +20,8 @@ fn chunks(rows: i64, size: i64) -> impl Iterator<Item = (i64, i64)> {
     (0..rows).step_by(size as usize).map(move |start| (start, size.min(rows - start)))
 }
 
-/// Returns the log-probs of a pass's trained tokens at one temperature per
-/// token. No gradient.
+/// Returns the log-probs of a pass's targets, `[N, 1 + k]`, at one temperature
+/// per token. No gradient.
 pub(super) fn log_probs(model: &Model, pack: &Pack<'_>, temperatures: &[&Tensor]) -> Vec<Tensor> {
     tch::no_grad(|| {
         let hidden = model.hidden(&pack.ids, &pack.lengths).index_select(0, &pack.rows);
@@ -39,7 +39,7 @@ pub(super) fn log_probs(model: &Model, pack: &Pack<'_>, temperatures: &[&Tensor]
 }
 
 fn chosen(log_probs: &Tensor, ids: &Tensor) -> Tensor {
-    log_probs.gather(-1, &ids.unsqueeze(-1), false).squeeze_dim(-1)
+    log_probs.gather(-1, ids, false)
 }
 
 /// Some rows of a pass, whose loss is asked for.
@@ -48,8 +48,10 @@ pub(super) struct Chunk<'a> {
     pub(super) start: i64,
     /// Number of rows.
     pub(super) length: i64,
-    /// Log-probs of the trained tokens, a leaf.
+    /// Log-probs of the trained tokens, `[N]`.
     pub(super) log_probs: &'a Tensor,
+    /// Log-probs of the further ids of each, `[N, k]`.
+    pub(super) further: &'a Tensor,
     /// Entropy of each row, a leaf.
     pub(super) entropy: &'a Tensor,
 }
@@ -59,7 +61,7 @@ pub(super) struct Chunk<'a> {
 ///
 /// The gradient of the logits is written by hand,
 /// `g (onehot - p) - h p (log p + H)` with `g` and `h` the loss's derivatives by
-/// log-prob and entropy, so that autograd never holds a second copy of them.
+/// log-prob (summed over a token's ids) and entropy, so that autograd never holds a second copy of them.
 pub(super) fn backward(
     model: &Model,
     pack: &Pack<'_>,
@@ -80,7 +82,9 @@ pub(super) fn backward(
         });
         let entropy = entropy.set_requires_grad(true);
         let trained = chosen(&log_probs, &targets).set_requires_grad(true);
-        loss(&Chunk { start, length, log_probs: &trained, entropy: &entropy }).backward();
+        let (own, further) = (trained.select(1, 0), trained.narrow(1, 1, trained.size()[1] - 1));
+        let chunk = Chunk { start, length, log_probs: &own, further: &further, entropy: &entropy };
+        loss(&chunk).backward();
         let by_logits = tch::no_grad(|| {
             let by_logits = logits_gradient(&log_probs, &targets, &trained, &entropy);
             by_logits / &temperature
@@ -98,14 +102,15 @@ fn logits_gradient(
     trained: &Tensor,
     entropy: &Tensor,
 ) -> Tensor {
-    let by_log_prob = trained.grad().unsqueeze(-1);
+    let by_log_prob = trained.grad();
     let probs = log_probs.exp();
     let by_entropy = entropy.grad();
     let spread = by_entropy
         .defined()
         .then(|| (log_probs + entropy.unsqueeze(-1)) * &probs * by_entropy.unsqueeze(-1));
-    let mut gradient = probs * -&by_log_prob;
-    let _ = gradient.scatter_add_(-1, &targets.unsqueeze(-1), &by_log_prob);
+    let all = by_log_prob.sum_dim_intlist(&[-1i64][..], true, Kind::Float);
+    let mut gradient = probs * -all;
+    let _ = gradient.scatter_add_(-1, targets, &by_log_prob);
     match spread {
         Some(spread) => gradient - spread,
         None => gradient,

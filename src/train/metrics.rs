@@ -7,8 +7,9 @@ use serde::Serialize;
 use crate::advantage::Spread;
 
 use super::adamw::Update;
+use super::distil::Distilled;
 use super::objective::{Measures, Prepared};
-use super::sample::OldLogProbs;
+use super::sample::{OldLogProbs, Sample};
 
 /// Numbers of one step. `None` is "not known", never 0.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -25,6 +26,8 @@ pub struct Metrics {
     pub loss: Option<f64>,
     /// Its policy term.
     pub policy_loss: Option<f64>,
+    /// Its top-k distillation term.
+    pub distill_loss: Option<f64>,
     /// KL to the reference policy.
     pub reference_kl: Option<f64>,
     /// Entropy of the policy at the trained tokens, nats.
@@ -57,6 +60,17 @@ pub struct Metrics {
     pub advantage_max: Option<f64>,
     /// Share of advantages that are exactly 0.
     pub advantage_zero: Option<f64>,
+    /// Share of taught ids where the clip decided, in the last update.
+    pub distill_clip_fraction: Option<f64>,
+    /// Mean of `Σ_v w_v |d_v|` over the tokens that a hint teaches: how far the
+    /// teacher is from the old policy.
+    pub distill_gap: Option<f64>,
+    /// Mean number of ids taught at such a token.
+    pub subset_size: Option<f64>,
+    /// Mean number of ids that the chosen hint shares with the student there.
+    pub overlap: Option<f64>,
+    /// Tokens at which the chosen hint had a value that is not finite.
+    pub unusable: u64,
     /// Mean age of the turns' policies, in steps.
     pub staleness: Option<f64>,
     /// Oldest age.
@@ -91,9 +105,11 @@ impl Metrics {
         let mut advantages = Spread::default();
         let (mut rewards, mut stale) = (Spread::default(), Spread::default());
         let (mut tokens, mut input_tokens) = (0, 0);
+        let mut taught = Taught::default();
         for prepared in batch {
             let sample = &prepared.sample;
             sample.trained().for_each(|token| advantages.add(prepared.advantages[token]));
+            prepared.distilled.iter().for_each(|distilled| taught.add(sample, distilled));
             sample.reward.iter().for_each(|reward| rewards.add(*reward));
             stale.add(sample.staleness as f32);
             tokens += sample.trained().count() as u64;
@@ -109,6 +125,7 @@ impl Metrics {
             input_tokens,
             loss: first(|measures| measures.loss),
             policy_loss: first(|measures| measures.policy_loss),
+            distill_loss: updates.first.and_then(|measures| measures.distill_loss).and_then(known),
             reference_kl: updates.first.and_then(|measures| measures.reference_kl).and_then(known),
             entropy: first(|measures| measures.entropy),
             clip_fraction: last(|measures| measures.clip_fraction),
@@ -128,6 +145,14 @@ impl Metrics {
             advantage_min: (advantages.count > 0).then_some(advantages.min),
             advantage_max: (advantages.count > 0).then_some(advantages.max),
             advantage_zero: advantages.share_zero(),
+            distill_clip_fraction: updates
+                .last
+                .and_then(|measures| measures.distill_clip_fraction)
+                .and_then(known),
+            distill_gap: taught.gaps.mean(),
+            subset_size: taught.sizes.mean(),
+            overlap: taught.overlaps.mean(),
+            unusable: taught.unusable,
             staleness: stale.mean(),
             staleness_max: batch
                 .iter()
@@ -137,6 +162,26 @@ impl Metrics {
             refused: BTreeMap::new(),
             skipped_updates: updates.skipped,
             seconds: 0.0,
+        }
+    }
+}
+
+/// The tokens that hints teach.
+#[derive(Default)]
+struct Taught {
+    gaps: Spread,
+    sizes: Spread,
+    overlaps: Spread,
+    unusable: u64,
+}
+
+impl Taught {
+    fn add(&mut self, sample: &Sample, distilled: &Distilled) {
+        for token in sample.trained() {
+            self.gaps.add(distilled.gaps[token]);
+            self.sizes.add(distilled.size(token) as f32);
+            self.overlaps.add(distilled.overlaps[token]);
+            self.unusable += u64::from(distilled.unusable[token]);
         }
     }
 }

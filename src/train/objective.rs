@@ -5,6 +5,7 @@ use tch::{Kind, Tensor};
 use crate::loss::{self, Clip, KlKind, Reduction};
 use crate::model::Model;
 
+use super::distil::{Distilled, Further};
 use super::head::{self, Chunk};
 use super::pack::{Pack, packs};
 use super::sample::Sample;
@@ -21,6 +22,8 @@ pub struct Prepared {
     pub reference_log_probs: Option<Vec<f32>>,
     /// The advantages.
     pub advantages: Vec<f32>,
+    /// What top-k distillation needs, if a hint teaches the sample.
+    pub distilled: Option<Distilled>,
 }
 
 /// What is done about the server's probabilities not being the trainer's.
@@ -83,6 +86,10 @@ pub struct Measures {
     pub current_gap: f64,
     /// Mean importance weight.
     pub importance: f64,
+    /// The top-k distillation term, if there is one.
+    pub distill_loss: Option<f64>,
+    /// Share of a token's ids where the clip decided in that term.
+    pub distill_clip_fraction: Option<f64>,
 }
 
 /// The constants of a pass's trained tokens.
@@ -95,6 +102,39 @@ struct Columns {
     /// 1 where the server gave a log-prob.
     known: Tensor,
     weights: Tensor,
+    distilled: Option<DistilledColumns>,
+}
+
+/// The same for top-k distillation, `[N, k]` each.
+struct DistilledColumns {
+    inside: Tensor,
+    advantages: Tensor,
+    old: Tensor,
+}
+
+impl DistilledColumns {
+    fn new(pack: &Pack<'_>, batch: &[Prepared], k: usize) -> Self {
+        let collect = |value: fn(&Distilled, usize) -> f32| {
+            pack.columns(k, |sample, token, place| match &batch[sample].distilled {
+                Some(distilled) if place < distilled.k => {
+                    value(distilled, token * distilled.k + place)
+                }
+                _ => 0.0,
+            })
+        };
+        Self {
+            inside: collect(|distilled, at| f32::from(u8::from(distilled.inside[at]))).gt(0.0),
+            advantages: collect(|distilled, at| distilled.advantages[at]),
+            old: collect(|distilled, at| distilled.old_log_probs[at]),
+        }
+    }
+
+    /// Returns the term of some of the tokens.
+    fn surrogate(&self, chunk: &Chunk<'_>, clip: &Clip) -> loss::Surrogate {
+        let part = |column: &Tensor| column.narrow(0, chunk.start, chunk.length);
+        let ratio = loss::log_ratio(chunk.further, &part(&self.old));
+        loss::topk_surrogate(&ratio, &part(&self.advantages), &part(&self.inside), clip)
+    }
 }
 
 impl Columns {
@@ -128,6 +168,7 @@ impl Columns {
             rollout,
             reference,
             importance,
+            distilled: None,
         }
     }
 
@@ -155,6 +196,14 @@ impl Columns {
             *measures.reference_kl.get_or_insert(0.0) += kl.double_value(&[]);
             total = &total + kl * terms.kl_coefficient;
         }
+        if let Some(distilled) = &self.distilled {
+            let surrogate = distilled.surrogate(chunk, &terms.clip);
+            let term = sum(&surrogate.loss);
+            *measures.distill_loss.get_or_insert(0.0) += term.double_value(&[]);
+            *measures.distill_clip_fraction.get_or_insert(0.0) +=
+                sum(&surrogate.clipped).double_value(&[]);
+            total = &total + term;
+        }
         measures.loss += total.double_value(&[]);
         measures.policy_loss += policy.double_value(&[]);
         tch::no_grad(|| {
@@ -178,8 +227,13 @@ pub fn gradients(model: &Model, batch: &[Prepared], terms: &Terms, budget: usize
     let weights = token_weights(&samples, terms.reduction);
     let mut measures = Measures::default();
     let mut known = 0.0;
-    for pack in packs(&samples, budget, model.device()) {
-        let columns = Columns::new(&pack, batch, terms, &weights);
+    let distilled = batch.iter().map(|prepared| prepared.distilled.as_ref());
+    let ids: Vec<_> =
+        distilled.map(|distilled| distilled.map(|it| (it.k, it.ids.clone()))).collect();
+    let further = Further::of(&ids);
+    for pack in packs(&samples, further, budget, model.device()) {
+        let mut columns = Columns::new(&pack, batch, terms, &weights);
+        columns.distilled = (further.k > 0).then(|| DistilledColumns::new(&pack, batch, further.k));
         known += columns.known_weight();
         let temperature = pack.column(|sample, _| samples[sample].temperature as f32);
         head::backward(model, &pack, &temperature, |chunk| {
@@ -206,12 +260,29 @@ fn token_weights(samples: &[&Sample], reduction: Reduction) -> Vec<Vec<f32>> {
 /// Returns each sample's log-probs at its own temperature, `None` at masked
 /// tokens, and beside them those at the teacher's temperature where it differs.
 pub fn sample_log_probs(model: &Model, samples: &[&Sample], budget: usize) -> Vec<LogProbs> {
-    let empty = |sample: &&Sample| LogProbs {
-        own: vec![f32::NAN; sample.mask.len()],
-        teacher: vec![f32::NAN; sample.mask.len()],
+    log_probs_at(model, samples, Further::NONE, budget)
+}
+
+/// Returns the same, and the log-probs of further ids.
+pub(super) fn log_probs_at(
+    model: &Model,
+    samples: &[&Sample],
+    further: Further<'_>,
+    budget: usize,
+) -> Vec<LogProbs> {
+    let empty = |(index, sample): (usize, &&Sample)| {
+        let tokens = sample.mask.len();
+        let ids = further.count(index) * tokens;
+        LogProbs {
+            own: vec![f32::NAN; tokens],
+            teacher: vec![f32::NAN; tokens],
+            further: vec![f32::NAN; ids],
+            further_teacher: vec![f32::NAN; ids],
+        }
     };
-    let mut all: Vec<LogProbs> = samples.iter().map(empty).collect();
-    for pack in packs(samples, budget, model.device()) {
+    let mut all: Vec<LogProbs> = samples.iter().enumerate().map(empty).collect();
+    let width = 1 + further.k;
+    for pack in packs(samples, further, budget, model.device()) {
         let own = pack.column(|sample, _| samples[sample].temperature as f32);
         let teacher = pack.column(|sample, _| samples[sample].teacher_temperature as f32);
         let columns = match own.equal(&teacher) {
@@ -220,8 +291,13 @@ pub fn sample_log_probs(model: &Model, samples: &[&Sample], budget: usize) -> Ve
         };
         let values: Vec<Vec<f32>> = columns.iter().map(numbers).collect();
         for (at, (sample, token)) in pack.tokens().enumerate() {
-            all[sample].own[token] = values[0][at];
-            all[sample].teacher[token] = values[values.len() - 1][at];
+            let (own, teacher) =
+                (&values[0][at * width..], &values[values.len() - 1][at * width..]);
+            all[sample].own[token] = own[0];
+            all[sample].teacher[token] = teacher[0];
+            let k = further.count(sample);
+            all[sample].further[token * k..][..k].copy_from_slice(&own[1..=k]);
+            all[sample].further_teacher[token * k..][..k].copy_from_slice(&teacher[1..=k]);
         }
     }
     all
@@ -234,9 +310,22 @@ pub struct LogProbs {
     pub own: Vec<f32>,
     /// At the temperature of the teacher's log-probs.
     pub teacher: Vec<f32>,
+    /// Those of the further ids, row-major, at the former temperature.
+    pub further: Vec<f32>,
+    /// And at the latter.
+    pub further_teacher: Vec<f32>,
 }
 
-fn numbers(tensor: &Tensor) -> Vec<f32> {
+impl LogProbs {
+    /// Returns whether a token's own log-prob and those of its further ids are.
+    pub(super) fn is_finite(&self, token: usize) -> bool {
+        let k = self.further.len() / self.own.len().max(1);
+        self.own[token].is_finite()
+            && self.further[token * k..][..k].iter().all(|value| value.is_finite())
+    }
+}
+
+pub(super) fn numbers(tensor: &Tensor) -> Vec<f32> {
     let plain = tensor.to_device(tch::Device::Cpu).to_kind(Kind::Float).contiguous();
     let mut values = vec![0.0; plain.numel()];
     plain.copy_data(&mut values, plain.numel());

@@ -3,6 +3,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::distil::Further;
 use super::sample::Sample;
 
 /// One pass through the model.
@@ -19,34 +20,46 @@ pub(super) struct Pack<'a> {
     pub(super) lengths: Vec<i64>,
     /// Rows of the hidden states that predict the trained tokens.
     pub(super) rows: Tensor,
-    /// The trained tokens' ids.
+    /// The trained tokens' ids, `[N, 1 + k]`: the token itself, then the ids whose
+    /// log-probs are wanted beside its own.
     pub(super) targets: Tensor,
 }
 
 /// Cuts samples into passes of at most `budget` tokens, in order. A sample that
 /// alone is longer is a pass of its own; one without trained tokens is left out
 /// of the pass, not of the count.
-pub(super) fn packs<'a>(samples: &[&'a Sample], budget: usize, device: Device) -> Vec<Pack<'a>> {
+pub(super) fn packs<'a>(
+    samples: &[&'a Sample],
+    further: Further<'_>,
+    budget: usize,
+    device: Device,
+) -> Vec<Pack<'a>> {
     let mut packs = Vec::new();
     let (mut start, mut size) = (0, 0);
     for (end, sample) in samples.iter().enumerate() {
         if size > 0 && size + sample.input_length() > budget {
-            packs.push(pack(samples, start..end, device));
+            packs.push(pack(samples, further, start..end, device));
             (start, size) = (end, 0);
         }
         size += sample.input_length();
     }
     if start < samples.len() {
-        packs.push(pack(samples, start..samples.len(), device));
+        packs.push(pack(samples, further, start..samples.len(), device));
     }
     packs.retain(|pack| pack.rows.numel() > 0);
     packs
 }
 
-fn pack<'a>(samples: &[&'a Sample], range: std::ops::Range<usize>, device: Device) -> Pack<'a> {
+fn pack<'a>(
+    samples: &[&'a Sample],
+    further: Further<'_>,
+    range: std::ops::Range<usize>,
+    device: Device,
+) -> Pack<'a> {
     let first = range.start;
     let (mut ids, mut lengths, mut rows, mut targets) = (vec![], vec![], vec![], vec![]);
-    for sample in &samples[range.clone()] {
+    for index in range.clone() {
+        let sample = samples[index];
         let offset = ids.len();
         let whole = sample.prompt_ids.iter().chain(&sample.response_ids);
         ids.extend(whole.take(sample.input_length()).map(|id| i64::from(*id)));
@@ -54,7 +67,10 @@ fn pack<'a>(samples: &[&'a Sample], range: std::ops::Range<usize>, device: Devic
         for token in sample.trained() {
             // The row before a token predicts it.
             rows.push((offset + sample.prompt_ids.len() + token - 1) as i64);
-            targets.push(i64::from(sample.response_ids[token]));
+            let own = i64::from(sample.response_ids[token]);
+            targets.push(own);
+            // Where there is no further id the place is filled, and never read.
+            targets.extend((0..further.k).map(|k| further.id(index, token, k).unwrap_or(own)));
         }
     }
     let tensor = |values: &[i64]| Tensor::from_slice(values).to_device(device);
@@ -64,7 +80,7 @@ fn pack<'a>(samples: &[&'a Sample], range: std::ops::Range<usize>, device: Devic
         ids: tensor(&ids),
         lengths,
         rows: tensor(&rows),
-        targets: tensor(&targets),
+        targets: tensor(&targets).view([-1, 1 + further.k as i64]),
     }
 }
 
@@ -79,5 +95,14 @@ impl Pack<'_> {
     pub(super) fn column(&self, value: impl Fn(usize, usize) -> f32) -> Tensor {
         let column: Vec<f32> = self.tokens().map(|(sample, token)| value(sample, token)).collect();
         Tensor::from_slice(&column).to_kind(Kind::Float).to_device(self.ids.device())
+    }
+
+    /// Collects `k` numbers of each trained token.
+    pub(super) fn columns(&self, k: usize, value: impl Fn(usize, usize, usize) -> f32) -> Tensor {
+        let places = |(sample, token)| (0..k).map(move |place| (sample, token, place));
+        let all: Vec<f32> =
+            self.tokens().flat_map(places).map(|(s, t, place)| value(s, t, place)).collect();
+        let columns = Tensor::from_slice(&all).to_kind(Kind::Float).to_device(self.ids.device());
+        columns.view([-1, k as i64])
     }
 }

@@ -6,6 +6,8 @@ use crate::advantage::{self, Estimator, Method};
 use crate::trajectory::Turn;
 use crate::trajectory::words::LogProbKind;
 
+use super::distil::{self, Distillation, Topk};
+
 /// One answer that may be trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
@@ -27,6 +29,8 @@ pub struct Sample {
     pub reward_part: Option<Vec<f32>>,
     /// The teacher's log-probs.
     pub teacher: Option<Vec<f32>>,
+    /// The top-k columns, if the estimator reads them.
+    pub topk: Option<Topk>,
     /// Temperature of the teacher's log-probs.
     pub teacher_temperature: f64,
     /// Whether the at-least-one rule kept the row.
@@ -49,6 +53,8 @@ pub enum OldLogProbs {
 pub struct Admission {
     /// The estimator: a row must carry a signal that it uses.
     pub method: Method,
+    /// Which hints teach which ids, under `hybrid`.
+    pub distillation: Distillation,
     /// Whose log-probs stand for the old policy's.
     pub old_log_probs: OldLogProbs,
     /// Oldest policy, in steps, whose rows are trained.
@@ -96,10 +102,18 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
     let promoted = turn.promoted == Some(true);
     let rewarded = reward.is_some_and(|reward| reward != 0.0)
         || reward_part.iter().flatten().any(|value| *value != 0.0);
-    let taught = teacher.is_some();
+    let topk = topk(turn, admission)?;
+    let taught = match admission.method.estimator {
+        Estimator::Hybrid => topk.is_some(),
+        _ => teacher.is_some(),
+    };
     if !mask.contains(&true) || !has_signal(&admission.method, rewarded, taught, promoted) {
         let reason = turn.sample_reason.clone();
-        return Err(Refusal::sound(reason.unwrap_or_else(|| "no_signal_for_estimator".to_owned())));
+        let silent = match teacher.is_some() && admission.method.estimator == Estimator::Hybrid {
+            true => "no_topk",
+            false => "no_signal_for_estimator",
+        };
+        return Err(Refusal::sound(reason.unwrap_or_else(|| silent.to_owned())));
     }
     let staleness = staleness(turn, step, admission)?;
     let temperature = temperature(turn, admission)?;
@@ -118,6 +132,7 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
         reward,
         reward_part,
         teacher,
+        topk,
         teacher_temperature,
         promoted,
         staleness,
@@ -162,6 +177,17 @@ fn reward_part(turn: &Turn, tokens: usize) -> Result<Option<Vec<f32>>, Refusal> 
             Err(Refusal::broken("contradictory", fault))
         }
         None => Ok(Some(part.clone())),
+    }
+}
+
+/// Reads the top-k columns, if the estimator does.
+fn topk(turn: &Turn, admission: &Admission) -> Result<Option<Topk>, Refusal> {
+    let tokens = turn.response_ids.as_ref().map_or(0, Vec::len);
+    match admission.method.estimator {
+        Estimator::Hybrid => {
+            distil::read(turn, tokens, admission.vocabulary, admission.distillation.subset)
+        }
+        _ => Ok(None),
     }
 }
 
@@ -210,7 +236,7 @@ fn temperature(turn: &Turn, admission: &Admission) -> Result<f64, Refusal> {
     }
 }
 
-fn check_vocabulary(lists: &[&[i32]], vocabulary: i64) -> Result<(), Refusal> {
+pub(super) fn check_vocabulary(lists: &[&[i32]], vocabulary: i64) -> Result<(), Refusal> {
     match lists.iter().flat_map(|ids| ids.iter()).find(|id| i64::from(**id) >= vocabulary) {
         None => Ok(()),
         Some(id) => Err(Refusal::broken(

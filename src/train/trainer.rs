@@ -8,16 +8,17 @@ use std::time::Instant;
 use tch::{Device, Tensor};
 
 use crate::advantage::{self, Estimator, Evidence};
-use crate::loss;
+use crate::loss::{self, Subset};
 use crate::model::{Dtype, LoadOptions, Model};
 use crate::trajectory::Turn;
 
 use super::Error;
 use super::adamw::{AdamW, zero_gradients};
 use super::checkpoint::{self, Base, LEDGER, OPTIMIZER, OURS, Record};
+use super::distil::{self, Distilled, Further};
 use super::ledger::Ledger;
 use super::metrics::{Metrics, Updates};
-use super::objective::{LogProbs, Prepared, Terms, gradients, sample_log_probs};
+use super::objective::{LogProbs, Prepared, Terms, gradients, log_probs_at, sample_log_probs};
 use super::policies::Policies;
 use super::sample::{OldLogProbs, Refusal, Sample, admit};
 use super::start::{Options, base, default_dtype, resume};
@@ -201,7 +202,10 @@ impl Trainer {
     fn pointless(&self, batch: &[Prepared]) -> bool {
         let Terms { kl_coefficient, entropy_coefficient, .. } = self.options.terms;
         let zero = |prepared: &Prepared| {
-            prepared.sample.trained().all(|token| prepared.advantages[token] == 0.0)
+            prepared.sample.trained().all(|token| {
+                let distilled = prepared.distilled.as_ref();
+                prepared.advantages[token] == 0.0 && distilled.is_none_or(|it| it.is_zero(token))
+            })
         };
         kl_coefficient == 0.0 && entropy_coefficient == 0.0 && batch.iter().all(zero)
     }
@@ -211,18 +215,16 @@ impl Trainer {
     fn prepare(&mut self, samples: Vec<Sample>) -> Vec<Prepared> {
         let budget = self.options.tokens_per_pass;
         let method = self.options.admission.method.clone();
+        let (samples, subsets): (Vec<_>, Vec<_>) = self.subsets(samples).into_iter().unzip();
         let borrowed: Vec<&Sample> = samples.iter().collect();
-        let old: Vec<LogProbs> = match self.options.admission.old_log_probs {
-            OldLogProbs::Recompute => sample_log_probs(&self.model, &borrowed, budget),
-            OldLogProbs::Rollout => samples.iter().map(rollout).collect(),
-        };
+        let old = self.old_log_probs(&borrowed, &subsets);
         let reference =
             self.reference.as_ref().map(|model| sample_log_probs(model, &borrowed, budget));
         let mut reference = reference.map(Vec::into_iter);
         let mut batch = Vec::new();
-        for (sample, old) in samples.into_iter().zip(old) {
+        for ((sample, subset), old) in samples.into_iter().zip(subsets).zip(old) {
             let reference = reference.as_mut().and_then(Iterator::next).map(|values| values.own);
-            if let Some(token) = sample.trained().find(|token| !old.own[*token].is_finite()) {
+            if let Some(token) = sample.trained().find(|token| !old.is_finite(*token)) {
                 let fault = format!("the model gives response token {token} no finite log-prob");
                 self.refuse(&sample.turn_id, Refusal::broken("log_prob_not_finite", fault));
                 continue;
@@ -237,9 +239,12 @@ impl Trainer {
             match advantage::advantages(&method, &evidence) {
                 Some(advantages) => batch.push(Prepared {
                     sample,
-                    old_log_probs: old.own,
                     reference_log_probs: reference,
                     advantages,
+                    distilled: subset.map(|subset| {
+                        Distilled::new(&subset, old.further, &old.further_teacher, &method)
+                    }),
+                    old_log_probs: old.own,
                 }),
                 None => self.refuse(&sample.turn_id, Refusal::sound("no_signal_for_estimator")),
             }
@@ -248,6 +253,47 @@ impl Trainer {
             whiten(&mut batch);
         }
         batch
+    }
+
+    /// Chooses who teaches what in each sample that is distilled; refuses those
+    /// in which that cannot be said.
+    fn subsets(&mut self, samples: Vec<Sample>) -> Vec<(Sample, Option<Subset>)> {
+        let how = self.options.admission.distillation;
+        let mut kept = Vec::new();
+        for sample in samples {
+            let chosen = sample.topk.as_ref().map(|topk| distil::choose(topk, how)).transpose();
+            match chosen {
+                Ok(subset) => kept.push((sample, subset)),
+                Err(error) => {
+                    let refusal = Refusal::broken("contradictory", error.to_string());
+                    self.refuse(&sample.turn_id, refusal);
+                }
+            }
+        }
+        kept
+    }
+
+    /// Returns the old policy's log-probs. The server gives none of the ids of a
+    /// subset: those are always the trainer's.
+    fn old_log_probs(&self, samples: &[&Sample], subsets: &[Option<Subset>]) -> Vec<LogProbs> {
+        let recompute = self.options.admission.old_log_probs == OldLogProbs::Recompute;
+        if !recompute && subsets.iter().all(Option::is_none) {
+            return samples.iter().map(|sample| rollout(sample)).collect();
+        }
+        let of = |subset: &Subset| (subset.ids.size()[1] as usize, distil::ids(subset));
+        let ids: Vec<_> = subsets.iter().map(|subset| subset.as_ref().map(of)).collect();
+        let budget = self.options.tokens_per_pass;
+        let found = log_probs_at(&self.model, samples, Further::of(&ids), budget);
+        match recompute {
+            true => found,
+            false => {
+                let own = |(sample, found): (&&Sample, LogProbs)| {
+                    let LogProbs { own, teacher, .. } = rollout(sample);
+                    LogProbs { own, teacher, ..found }
+                };
+                samples.iter().zip(found).map(own).collect()
+            }
+        }
     }
 
     /// Moves the weights, `epochs` times on the same constants.
@@ -337,5 +383,5 @@ fn whiten(batch: &mut [Prepared]) {
 /// Takes the server's log-probs for the old policy's.
 fn rollout(sample: &Sample) -> LogProbs {
     let own: Vec<f32> = sample.rollout.iter().map(|value| value.unwrap_or(f32::NAN)).collect();
-    LogProbs { teacher: own.clone(), own }
+    LogProbs { teacher: own.clone(), own, further: Vec::new(), further_teacher: Vec::new() }
 }

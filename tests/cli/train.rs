@@ -217,3 +217,33 @@ fn another_estimator_than_the_tables_is_told() {
     let run = train(folder.path()).arg(&combined).assert().success();
     assert!(!words(run.get_output()).contains("was made with"));
 }
+
+#[cfg(feature = "torch")]
+#[test]
+fn hybrid_needs_the_top_k_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    let hybrid = |turn: Turn| {
+        let input = table(folder.path(), vec![turn]);
+        let mut command = train(folder.path());
+        command.args(["--estimator", "hybrid"]).arg(input);
+        command
+    };
+    let token_level = Turn {
+        topk: None,
+        teacher_topk_ids: None,
+        teacher_topk_log_probs: None,
+        teacher_at_student: None,
+        student_topk_ids: None,
+        student_topk_log_probs: None,
+        ..finished("s", 1)
+    };
+    let run = hybrid(token_level).assert().code(1);
+    let wanted = "there is no column `teacher_topk_ids`: run `oclaw teacher-lp --topk 4` first";
+    assert!(words(run.get_output()).contains(wanted));
+    let run = hybrid(finished("s", 1)).assert().success();
+    let talk = words(run.get_output());
+    assert!(
+        talk.contains("distillation loss -1.0") && talk.contains("ids taught 2.0000"),
+        "{talk}"
+    );
+}

@@ -53,6 +53,7 @@ fn batch(recorded: &Value) -> Vec<Prepared> {
             reward: Some(reward),
             reward_part: None,
             teacher: Some(teacher.clone()),
+            topk: None,
             teacher_temperature: 1.0,
             promoted: false,
             staleness: 0,
@@ -62,6 +63,7 @@ fn batch(recorded: &Value) -> Vec<Prepared> {
             advantages: advantage::advantages(&method, &evidence).unwrap(),
             old_log_probs: old.clone(),
             reference_log_probs: Some(list("ref_log_probs")),
+            distilled: None,
         }
     };
     (0..count).map(prepare).collect()

@@ -1,0 +1,100 @@
+//! What a table must have before training begins.
+
+use std::collections::VecDeque;
+
+use oclaw::advantage::{Estimator, Method};
+use oclaw::stage;
+use oclaw::table::Source;
+use oclaw::template::Tokenizer;
+use oclaw::trajectory::Turn;
+
+use super::Args;
+use crate::common::Context;
+use crate::report::Failure;
+
+/// The stages that the estimator stands on must have run.
+pub(super) fn check_columns(source: &Source, method: &Method) -> Result<(), stage::Error> {
+    let schema = source.schema();
+    let mut needs = vec![("sample_kind", "advantage"), ("loss_mask", "advantage")];
+    if method.estimator.reads_teacher() {
+        needs.push(("teacher_log_probs", "teacher-lp"));
+    }
+    match needs.into_iter().find(|(column, _)| schema.index_of(column).is_err()) {
+        Some((column, stage)) => Err(stage::Error::ColumnMissing { column, stage }),
+        None => Ok(()),
+    }
+}
+
+/// `teacher-lp` without `--topk` writes its top-k columns too, all null.
+pub(super) fn check_topk(queue: &VecDeque<Turn>, method: &Method) -> Result<(), stage::Error> {
+    let taught = |turn: &&Turn| turn.teacher_log_probs.iter().flatten().any(Option::is_some);
+    let lacking = |turn: &Turn| turn.teacher_topk_ids.is_none() || turn.student_topk_ids.is_none();
+    let hybrid = method.estimator == Estimator::Hybrid;
+    match hybrid && queue.iter().any(|turn| taught(&turn)) && queue.iter().all(lacking) {
+        true => Err(stage::Error::ColumnMissing {
+            column: "teacher_topk_ids",
+            stage: "teacher-lp --topk 4",
+        }),
+        false => Ok(()),
+    }
+}
+
+/// A reward part that another estimator made is no part of this one. What is only
+/// put together otherwise is said.
+pub(super) fn check_estimator(
+    source: &Source,
+    own: Estimator,
+    context: &Context,
+) -> Result<(), Failure> {
+    let made = source.provenance().lines.iter().rev().find(|line| line.command == "advantage");
+    let Some(made) = made.and_then(|line| stated_estimator(&line.argv)) else {
+        if own.shapes_rewards() {
+            context.say(format!("warning: the table does not say whether `{own}` made it"));
+        }
+        return Ok(());
+    };
+    if made == own.as_str() {
+        return Ok(());
+    }
+    if own.shapes_rewards() {
+        let problem = format!("the table's reward part is that of `{made}`, not of `{own}`");
+        let remedy = format!("run `oclaw advantage --replace --estimator {own}`");
+        return Err(Failure::usage(problem).hint(remedy));
+    }
+    let reads = match own.reads_rewards() {
+        true => ": its reward part stays as it is",
+        false => "",
+    };
+    context.say(format!("the table was made with `{made}`, training is with `{own}`{reads}"));
+    Ok(())
+}
+
+/// Finds the estimator in a recorded command line; the last one counts.
+fn stated_estimator(argv: &[String]) -> Option<&str> {
+    let mut found = None;
+    for (place, word) in argv.iter().enumerate() {
+        match word.strip_prefix("--estimator") {
+            Some("") => found = argv.get(place + 1).map(String::as_str),
+            Some(rest) => found = rest.strip_prefix('=').or(found),
+            None => {}
+        }
+    }
+    found
+}
+
+/// Ids mean nothing under another vocabulary.
+pub(super) fn check_tokenizer(source: &Source, args: &Args) -> anyhow::Result<()> {
+    let (Some(recorded), Some(folder)) = (&source.provenance().tokenizer_hash, &args.model) else {
+        return Ok(());
+    };
+    match Tokenizer::load(folder) {
+        Ok(tokenizer) if tokenizer.hash() != *recorded => Err(Failure::failed(format!(
+            "the tokenizer of `{}` is not the one that made the ids",
+            folder.display()
+        ))
+        .hint("train the model that gave the answers")
+        .into()),
+        // A folder without a tokenizer can be trained; ids are checked row by row.
+        _ => Ok(()),
+    }
+}
