@@ -247,3 +247,47 @@ fn hybrid_needs_the_top_k_columns() {
         "{talk}"
     );
 }
+
+/// From hints to a policy: every column that the hybrid loss reads is one that
+/// `teacher-lp` really writes.
+#[cfg(feature = "torch")]
+#[test]
+fn hybrid_trains_what_teacher_lp_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = |number: u32, score: f32, hints: Option<Vec<String>>| Turn {
+        messages: r#"[{"role":"user","content":"Name a colour."}]"#.to_owned(),
+        prompt_ids: Some(vec![78, 97, 109, 101]),
+        response_ids: Some(vec![82, 101, 100, 1017]),
+        rollout_log_probs: Some(vec![Some(-7.0); 4]),
+        usage_completion_tokens: Some(4),
+        score: Some(score),
+        votes: Some(vec![Some(score as i8)]),
+        hints,
+        ..captured("s", number)
+    };
+    let hints = vec!["One word.".to_owned(), "Say blue, please.".to_owned()];
+    let turns = [asked(1, 0.0, Some(hints)), asked(2, 1.0, None)];
+    let stages = [Writer::Serve, Writer::Judge, Writer::Hint];
+    let path = |name: &str| folder.path().join(name);
+    let hinted = write(&path("hinted.parquet"), Format::Parquet, &stages, &turns);
+    let (taught, noted) = (path("taught.parquet"), path("noted.parquet"));
+    let mut command = oclaw();
+    command.args(["teacher-lp", "--topk", "4", "--model"]).arg(models().join("tiny-qwen3"));
+    command.arg("-o").args([&taught, &hinted]).assert().success();
+    let mut command = oclaw();
+    command.args(["advantage", "--estimator", "hybrid", "-o"]).args([&noted, &taught]);
+    command.assert().success();
+    oclaw().arg("lint").arg(&noted).assert().success();
+    for flags in ["--subset student", "--subset teacher --hint-selection token"] {
+        let metrics = path("metrics.jsonl");
+        let out = tempfile::tempdir().unwrap();
+        let mut command = train(out.path());
+        command.args(["--estimator", "hybrid", "--metrics"]).arg(&metrics);
+        command.args(flags.split(' ')).arg(&noted).assert().success();
+        let text = std::fs::read_to_string(&metrics).unwrap();
+        let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        assert_eq!((&last["turns"], &last["subset_size"]), (&2.into(), &4.0.into()), "{last}");
+        assert!(last["distill_gap"].as_f64().unwrap() > 0.0, "{last}");
+        assert!(last["distill_loss"].is_number() && last["gradient_norm"].is_number(), "{last}");
+    }
+}
