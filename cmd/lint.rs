@@ -13,7 +13,7 @@ use crate::files::Inputs;
 use crate::report::Exit;
 use crate::view::visible;
 
-/// Checks tables against every invariant of the schema.
+/// Check tables against every invariant of the schema
 ///
 /// One line per finding on standard output, `FILE: row N (session …, turn …):
 /// COLUMN: what`, rows counted from 0. Ends with 0 if there is none, 3 if there

@@ -14,7 +14,7 @@ use crate::common::Context;
 use crate::files::Inputs;
 use crate::report::{Exit, Failure};
 
-/// Shows the rows of a table.
+/// Show the rows of a table
 ///
 /// Without a format, one line per turn: session, turn, how the answer ended,
 /// what came next, score, reward, kind of sample, tokens, and the beginnings of
@@ -89,16 +89,24 @@ fn rows(args: &Args, mut source: Source, out: &mut impl Write) -> anyhow::Result
         csv.flush()?;
         return Ok(());
     }
+    // Turns of many small shards share a table; a long input still streams.
+    let mut block = Vec::new();
     while let Some(batch) = next(&mut source, &mut left)? {
         if args.json {
             write_json(out, &batch.project(&chosen)?)?;
         } else if args.columns.is_empty() {
-            for block in source.read(&batch)?.chunks(BLOCK) {
-                print(out, turns_table(block))?;
+            block.extend(source.read(&batch)?);
+            while block.len() >= BLOCK {
+                let rest = block.split_off(BLOCK);
+                print(out, turns_table(&block))?;
+                block = rest;
             }
         } else {
             print(out, columns_table(&batch.project(&chosen)?))?;
         }
+    }
+    if !block.is_empty() {
+        print(out, turns_table(&block))?;
     }
     Ok(())
 }

@@ -148,3 +148,45 @@ fn a_terminal_gets_no_table_and_gives_none() {
     let (code, said) = run(r#""$oclaw" view a.parquet"#);
     assert_eq!(code, Some(0), "{said}");
 }
+
+/// The lines of the README's first look, and the numbers it promises. They were
+/// recorded from a run in f32; another processor may move the last digits.
+#[cfg(feature = "torch")]
+#[test]
+fn the_readme_holds_on_the_recorded_session() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!(
+        r#"
+        fixtures="{}"
+        "$oclaw" lint "$fixtures/sessions/tiny.parquet"
+        "$oclaw" judge "$fixtures/sessions/tiny.parquet" --rules | "$oclaw" hint --from-feedback \
+          | "$oclaw" teacher-lp --no-cache --model "$fixtures/models/tiny-qwen3" \
+          | "$oclaw" advantage -o batch.parquet
+        "$oclaw" train batch.parquet --model "$fixtures/models/tiny-qwen3" --estimator combine \
+          --out policy --metrics metrics.jsonl
+        "#,
+        crate::harness::fixture("").display()
+    );
+    let output = sh(folder.path(), &script);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let talk = text(&output.stderr) + &text(&output.stdout);
+    assert!(talk.contains("21 rows, 0 findings"), "{talk}");
+
+    let turns = read_turns(&[folder.path().join("batch.parquet")]).unwrap();
+    let scored = |score: f32| turns.iter().filter(|turn| turn.score == Some(score)).count();
+    assert_eq!((turns.len(), scored(1.0), scored(-1.0)), (21, 8, 7));
+    assert_eq!(turns.iter().filter(|turn| turn.hints.is_some()).count(), 6);
+
+    let metrics = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+    let metrics: serde_json::Value = serde_json::from_str(metrics.trim()).unwrap();
+    assert_eq!((&metrics["turns"], &metrics["tokens"]), (&15.into(), &552.into()));
+    let near = |name: &str, expected: f64, tolerance: f64| {
+        let found = metrics[name].as_f64().unwrap();
+        assert!((found - expected).abs() <= tolerance, "{name}: {found}, not {expected}");
+    };
+    near("loss", 2.1166, 1e-3);
+    near("gradient_norm", 24.1486, 1e-2);
+    near("advantage_mean", -2.3876, 1e-3);
+    near("advantage_std", 5.3882, 1e-3);
+    near("log_prob_gap", 0.0, 1e-4);
+}
