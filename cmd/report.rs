@@ -348,11 +348,26 @@ fn hinted(kind: Kind, hint: &str) -> (Kind, Option<String>) {
     (kind, Some(hint.to_owned()))
 }
 
+/// Returns the messages of an error and its causes, each once: some errors tell
+/// their cause in their own message.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
 /// Prints an error and returns its exit code.
 pub(crate) fn error(command: &str, error: &anyhow::Error) -> u8 {
     let (kind, hint) = classify(error);
     if kind != Kind::BrokenPipe {
-        let mut text = format!("oclaw {command}: {error:#}\n");
+        let mut text = format!("oclaw {command}: {}\n", told(error));
         if let Some(hint) = hint {
             text.push_str(&format!("hint: {hint}\n"));
         }

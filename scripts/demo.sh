@@ -71,7 +71,7 @@ serve() {
     --dtype f32 --spool "$run/turns" --shard-age 1s -v 2>"$run/serve.log" &
   server=$!
   for _ in $(seq 600); do
-    curl -fs "$front/readyz" >/dev/null 2>&1 && return 0
+    python3 scripts/demo/client.py ready "$front" && return 0
     kill -0 "$server" 2>/dev/null || { echo "the server died" >&2; return 1; }
     sleep 0.1
   done

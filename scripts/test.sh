@@ -17,21 +17,28 @@ part() { # NAME COMMAND…
   printf '== %s: %d min %02d s\n' "$name" $((($(date +%s) - from) / 60)) $((($(date +%s) - from) % 60))
 }
 
-run_tests() {
+run_tests() { # [CARGO FLAG…] [-- FILTER…]
+  local flags=() filters=()
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do flags+=("$1"); shift; done
+  [ $# -eq 0 ] || { shift; filters=("$@"); }
   if cargo nextest --version >/dev/null 2>&1; then
-    cargo nextest run --no-fail-fast "$@"
+    cargo nextest run --no-fail-fast "${flags[@]}" "${filters[@]}"
   else
-    cargo test --no-fail-fast "$@"
+    cargo test --no-fail-fast "${flags[@]}" -- "${filters[@]}"
   fi
 }
 
+# Says what the golden tests left out, which the runners hide of tests that pass.
+skipped() { cargo test --quiet --test oclaw golden -- --nocapture 2>&1 | grep skipped | sort -u || echo "nothing"; }
+
 [ -e .libtorch ] || [ -n "${LIBTORCH:-}" ] || part "libtorch" scripts/setup-libtorch.sh
 if [ $# -gt 0 ]; then
-  run_tests "$@"
+  run_tests -- "$@"
   exit
 fi
 part "build with torch" cargo build --tests
 part "tests with torch" run_tests
+part "golden cases left out" skipped
 part "tests without torch" run_tests --no-default-features
 part "golden numbers of SmolLM2-135M" scripts/golden-smollm2.sh
 printf '\nall parts: %d min\n' $((($(date +%s) - started + 59) / 60))

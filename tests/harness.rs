@@ -62,3 +62,30 @@ pub(crate) fn oclaw_keeping(caches: &Path) -> assert_cmd::Command {
     command.env("XDG_CACHE_HOME", caches);
     command
 }
+
+/// Whether a model's weights are there. What is skipped for want of them is said.
+#[expect(clippy::print_stdout, reason = "what is skipped is said")]
+pub(crate) fn has_weights(folder: &Path) -> bool {
+    let files = ["model.safetensors", "model.safetensors.index.json"];
+    let there = files.iter().any(|file| folder.join(file).exists());
+    if !there {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        println!("{name}: skipped: no weights");
+    }
+    there
+}
+
+/// Returns every model that golden numbers were recorded of: its name and the
+/// record. The folder also holds records of GGUF files, which name no model.
+pub(crate) fn recorded_models() -> Vec<(String, serde_json::Value)> {
+    let Ok(entries) = std::fs::read_dir(golden().join("model")) else { return Vec::new() };
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|ending| ending == "json"));
+    files.sort();
+    let record = |file: PathBuf| {
+        let recorded: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+        Some((recorded["model"].as_str()?.to_owned(), recorded))
+    };
+    files.into_iter().filter_map(record).collect()
+}

@@ -2,6 +2,7 @@
 
     client.py chat  BASE_URL PREFIX       hold the scripted sessions
     client.py again BASE_URL              hold one more session
+    client.py ready BASE_URL              succeed if the server is ready
     client.py score ENGINE_URL ROWS OUT   log-prob of each captured answer under the weights served now
     client.py moved BEFORE AFTER          compare two score files, check the direction
 
@@ -205,6 +206,12 @@ def main():
     elif command == "again":
         base, = arguments
         hold(base, "after-sync", True, [SESSIONS[0][2][0], PRAISE + " Bye."], 7)
+    elif command == "ready":
+        base, = arguments
+        try:
+            urllib.request.urlopen(base + "/readyz", timeout=5).close()
+        except OSError:
+            sys.exit(1)
     elif command == "score":
         score(*arguments)
     elif command == "moved":

@@ -2,14 +2,14 @@
 //! there, in both spellings of its configuration. Recorded with transformers in
 //! float32; tolerances are those of `golden/README.md`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use oclaw::model::{Dtype, LoadOptions, Model, Score};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use crate::harness::{golden, models};
+use crate::harness::{golden, has_weights, models, recorded_models};
 
 const LOGIT: f64 = 1e-3;
 const LOG_PROB: f64 = 2e-4;
@@ -25,26 +25,14 @@ struct Case {
 }
 
 /// Loads every recorded model in every spelling of its configuration.
-#[expect(clippy::print_stdout, reason = "what is skipped is said")]
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let mut files: Vec<PathBuf> = std::fs::read_dir(golden().join("model"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|ending| ending == "json"))
-        .collect();
-    files.sort();
-    for file in files {
-        let recorded: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-        // The folder also holds records of GGUF files, which name no model.
-        let Some(name) = recorded["model"].as_str() else { continue };
-        let folder = models().join(name);
-        if !folder.join("model.safetensors").exists()
-            && !folder.join("model.safetensors.index.json").exists()
-        {
-            println!("{name}: skipped: no weights");
+    for (name, recorded) in recorded_models() {
+        let folder = models().join(&name);
+        if !has_weights(&folder) {
             continue;
         }
+        let file = golden().join("model").join(&name);
         let rows = std::fs::read(file.with_extension("safetensors")).ok();
         for config in ["config.json", "config_v5.json"] {
             if folder.join(config).exists() {
