@@ -51,9 +51,10 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         seed: context.seed,
         weight_version: args.weight_version,
     };
-    let mut stop = context.drain_on_signal();
     context.block_on(async {
         let running = serving::start(options).await?;
+        // Until now there was nothing to drain: a signal ended the process.
+        let mut stop = context.drain_on_signal();
         context.say(format!("serving `{}` at {}", running.name(), running.url()));
         // A sender that is gone means stop as well.
         let _ = stop.wait_for(|stop| *stop).await;

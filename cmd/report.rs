@@ -173,6 +173,7 @@ fn of_model(error: &model::Error) -> (Kind, Option<String>) {
         | Error::WrongShape { .. }
         | Error::WrongType { .. }
         | Error::UntiedHead { .. }
+        | Error::BrokenWeight { .. }
         | Error::NotFinite { .. }
         | Error::Torch(_) => (Kind::Failed, None),
     }

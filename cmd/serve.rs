@@ -124,10 +124,11 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         return Err(proxy::Error::Open { address: args.listen }.into());
     }
     context.block_on(async {
-        let mut signal = context.drain_on_signal();
         let (engine, key, inside) = upstream(&args, context).await?;
         let options = options(&args, context, (engine.clone(), key), (keys, control)).await;
         let running = proxy::start(options).await?;
+        // Until now there was nothing to drain: a signal ended the process.
+        let mut signal = context.drain_on_signal();
         context.say(format!(
             "ready: http://{}/v1 in front of {} ({}), rows in {}",
             running.address,

@@ -185,8 +185,8 @@ enum SubsetName {
 /// The optimiser's constants.
 #[derive(clap::Args, Debug)]
 struct OptimizerArgs {
-    /// Learning rate
-    #[arg(long, value_name = "X", default_value_t = 1e-5, value_parser = not_negative)]
+    /// Learning rate, at most 1
+    #[arg(long, value_name = "X", default_value_t = 1e-5, value_parser = share)]
     lr: f64,
     /// Weight decay
     #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = not_negative)]

@@ -193,6 +193,14 @@ pub enum Error {
         /// Its type in the file.
         found: String,
     },
+    /// A weight is NaN or infinite: nothing could be computed with it.
+    #[error("`{}`: tensor `{name}` holds values that are not finite", folder.display())]
+    BrokenWeight {
+        /// The folder.
+        folder: PathBuf,
+        /// Name of the tensor.
+        name: String,
+    },
     /// A file with tied embeddings has a head of its own that differs.
     #[error("`{}`: `tie_word_embeddings` is true, but `lm_head.weight` differs from `model.embed_tokens.weight`", folder.display())]
     UntiedHead {
@@ -273,6 +281,11 @@ impl Model {
             (false, None) => checkpoint.dtype(),
         };
         let mut parameters = checkpoint.load(&config, dtype, options.device)?;
+        for (name, tensor) in &parameters {
+            if tensor.isfinite().all().int64_value(&[]) == 0 {
+                return Err(Error::BrokenWeight { folder: folder.to_owned(), name: name.clone() });
+            }
+        }
         if options.trainable {
             for (_, tensor) in &mut parameters {
                 *tensor = tensor.set_requires_grad(true);

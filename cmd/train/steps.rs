@@ -26,6 +26,9 @@ use crate::common::Context;
 use crate::progress;
 use crate::report::{Exit, Failure};
 
+/// Mean |trainer - server| log-prob, in nats, that numerics alone do not explain.
+const WIDE_GAP: f64 = 0.1;
+
 /// Broken rows named one by one; of the others only the count is told.
 const NAMED: usize = 10;
 
@@ -276,6 +279,12 @@ fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Ex
 
 fn warn(metrics: &Metrics, context: &Context) {
     let warn = |text: String| context.say(format!("warning: step {}: {text}", metrics.step));
+    if let Some(gap) = metrics.log_prob_gap.filter(|gap| *gap > WIDE_GAP) {
+        warn(format!(
+            "the trainer's log-probs differ from the server's by {gap:.2} nats on average: were \
+             these turns sampled by this model, at this temperature?"
+        ));
+    }
     if metrics.skipped_updates > 0 {
         warn(format!("{} updates were not finite and were skipped", metrics.skipped_updates));
     }

@@ -73,6 +73,13 @@ impl Writer {
         state.drop_rows(&unlisted_turns(&options, &mut shards)?);
         state.forget(now().saturating_sub(options.retention));
         counts.set_aside.store(found.damaged, Ordering::Relaxed);
+        if found.damaged > 0 {
+            tracing::warn!(
+                damaged = found.damaged,
+                folder = %folder.join("aside").display(),
+                "Parts of the journal were damaged and are set aside."
+            );
+        }
         let log = Log::begin(&folder, &found, &state.snapshot())?;
         let recovered = Recovered {
             open: state.open.values().cloned().collect(),

@@ -9,6 +9,10 @@ use serde_json::{Map, Value};
 
 use super::Error;
 
+/// More layers than any model has: a wrong number must not become an endless
+/// list of names.
+const MOST_LAYERS: i64 = 4096;
+
 /// The architectures this build computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
@@ -204,7 +208,7 @@ impl Reading<'_> {
             vocab_size: self.positive("vocab_size", raw.vocab_size)?,
             hidden_size,
             intermediate_size: self.positive("intermediate_size", raw.intermediate_size)?,
-            num_hidden_layers: self.positive("num_hidden_layers", raw.num_hidden_layers)?,
+            num_hidden_layers: self.layers(raw.num_hidden_layers)?,
             num_attention_heads,
             num_key_value_heads,
             head_dim,
@@ -308,6 +312,16 @@ impl Reading<'_> {
             Some(value) if value > 0 => Ok(value),
             Some(value) => Err(self.wrong(format!("`{key}` is {value}"))),
             None => Err(self.wrong(format!("no `{key}`"))),
+        }
+    }
+
+    /// Bounds the number of layers, for each of which names are made.
+    fn layers(&self, value: Option<i64>) -> Result<i64, Error> {
+        match self.positive("num_hidden_layers", value)? {
+            layers if layers <= MOST_LAYERS => Ok(layers),
+            layers => {
+                Err(self.wrong(format!("`num_hidden_layers` is {layers}, at most {MOST_LAYERS}")))
+            }
         }
     }
 

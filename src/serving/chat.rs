@@ -140,6 +140,17 @@ pub(super) fn render(
     if messages.is_empty() {
         return Err(Failure::bad("`messages` is empty"));
     }
+    for (place, message) in messages.iter().enumerate() {
+        if message.get("role").and_then(Value::as_str).is_none() {
+            return Err(Failure::bad(format!("`messages[{place}]` has no `role`")));
+        }
+        let content = message.get("content").unwrap_or(&Value::Null);
+        if !(content.is_null() || content.is_string() || content.is_array()) {
+            return Err(Failure::bad(format!(
+                "`messages[{place}].content` is neither text nor a list of parts"
+            )));
+        }
+    }
     let none = Map::new();
     let rendering =
         Rendering { messages, tools, add_generation_prompt: true, extra: extra.unwrap_or(&none) };

@@ -62,6 +62,13 @@ impl IntoResponse for Failure {
 
 /// Reads a JSON body; what is wrong with it is a bad request, as in SGLang.
 pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
-    serde_json::from_slice(body)
-        .map_err(|error| Failure::bad(format!("cannot read the body: {error}")))
+    let error = match serde_json::from_slice(body) {
+        Ok(read) => return Ok(read),
+        Err(error) => error,
+    };
+    // Half a surrogate pair, which Python lets through: a tool result cut inside
+    // an emoji must not end a conversation.
+    let repaired = crate::wire::json::parse(body).filter(|repaired| repaired.repaired());
+    let read = repaired.and_then(|repaired| serde_json::from_value(repaired.value).ok());
+    read.ok_or_else(|| Failure::bad(format!("cannot read the body: {error}")))
 }

@@ -108,7 +108,9 @@ async fn guard(State(served): Shared, request: Request, next: Next) -> Response 
         && !open
     {
         let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let given = header.and_then(|value| value.strip_prefix("Bearer "));
+        let given = header.and_then(|value| value.split_once(' '));
+        let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let given = given.map(|(_, key)| key.trim());
         if given.is_none_or(|given| digest(given) != *key) {
             let status = StatusCode::UNAUTHORIZED;
             return Failure { status, message: "wrong or missing key".to_owned() }.into_response();

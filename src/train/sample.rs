@@ -8,6 +8,9 @@ use crate::trajectory::words::LogProbKind;
 
 use super::distil::{self, Distillation, Topk};
 
+/// How far above 0 rounding may lift a log-prob.
+const ROUNDING: f32 = 1e-4;
+
 /// One answer that may be trained.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
@@ -121,6 +124,12 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
     let response_ids = turn.response_ids.clone().unwrap_or_default();
     check_vocabulary(&[&prompt_ids, &response_ids], admission.vocabulary)?;
     let rollout = turn.rollout_log_probs.clone().unwrap_or_else(|| vec![None; response_ids.len()]);
+    if let Some(token) =
+        rollout.iter().position(|value| value.is_some_and(|value| value > ROUNDING))
+    {
+        let fault = format!("rollout_log_probs is above 0 at token {token}");
+        return Err(Refusal::broken("contradictory", fault));
+    }
     let teacher_temperature = f64::from(turn.teacher_temperature.unwrap_or(1.0));
     let sample = Sample {
         turn_id: turn.turn_id.clone(),

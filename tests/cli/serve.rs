@@ -34,10 +34,16 @@ impl Serve {
         command.args(["serve", "--listen", "127.0.0.1:0", "--spool"]).arg(spool).args(arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut talk = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        talk.read_line(&mut line).unwrap();
-        let rest = line.strip_prefix("ready: http://").unwrap_or_else(|| panic!("{line}"));
-        let address = rest.split('/').next().unwrap().to_owned();
+        // Warnings about a damaged journal may come first.
+        let mut said = String::new();
+        let address = loop {
+            let mut line = String::new();
+            assert_ne!(talk.read_line(&mut line).unwrap(), 0, "{said}");
+            if let Some(rest) = line.strip_prefix("ready: http://") {
+                break rest.split('/').next().unwrap().to_owned();
+            }
+            said.push_str(&line);
+        };
         Self { child, talk, address }
     }
 
@@ -373,4 +379,23 @@ fn a_model_inside_the_process_is_captured_exactly() {
     assert_eq!(rows[0].next_state_kind, NextStateKind::User);
     let lint = oclaw().arg("lint").arg(folder.path()).output().unwrap();
     assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
+}
+
+/// Before anything runs there is nothing to drain: a signal ends the start.
+#[test]
+fn a_signal_during_the_start_ends_it() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_oclaw"))
+        .args(["serve", "--listen", "127.0.0.1:0", "--engine"])
+        .arg(format!("http://{}", silent.local_addr().unwrap()))
+        .arg("--spool")
+        .arg(folder.path().join("spool"))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (_held, _) = silent.accept().unwrap();
+    let kill = format!("kill -INT {}", child.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
 }

@@ -116,6 +116,14 @@ fn broken_rows_are_named() {
     let input = table(folder.path(), vec![foreign]);
     let run = train(folder.path()).arg(&input).assert().code(1);
     assert!(words(run.get_output()).contains("every row is broken"));
+    let mut impossible = finished("s", 2);
+    if let Some(log_probs) = &mut impossible.rollout_log_probs {
+        log_probs[0] = Some(5.0);
+    }
+    let input = table(folder.path(), vec![finished("s", 1), impossible]);
+    let run = train(folder.path()).arg(&input).assert().code(3);
+    let fault = "turn s-turn-2: rollout_log_probs is above 0 at token 0";
+    assert!(words(run.get_output()).contains(fault), "{}", words(run.get_output()));
 }
 
 #[cfg(feature = "torch")]
@@ -155,6 +163,7 @@ fn usage() {
     let input = table(folder.path(), vec![finished("s", 1)]);
     for (flag, value) in [
         ("--lr", "-1"),
+        ("--lr", "1e30"),
         ("--dual-clip", "0.5"),
         ("--clip-low", "2"),
         ("--version-alias", "default"),

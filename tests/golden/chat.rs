@@ -5,7 +5,6 @@
 //! gets other ids from `prompt_ids` (faults.md T12), since Python lets a user
 //! type control tokens.
 
-
 use oclaw::template::{Chat, Rendering};
 use serde_json::{Map, Value};
 

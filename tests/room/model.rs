@@ -222,3 +222,18 @@ fn ids_outside_the_vocabulary_are_named() {
     assert!(matches!(error, Error::TokenOutOfRange { id: 1024, position: 1, vocab_size: 1024 }));
     assert!(model.check_ids([-1]).is_err());
 }
+
+#[test]
+fn a_number_of_layers_that_no_model_has_is_refused_at_once() {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(folder("tiny-qwen3")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    let config = copy.path().join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let text = text.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1000000000000");
+    std::fs::write(&config, text).unwrap();
+    let error = Model::load(copy.path(), &LoadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("`num_hidden_layers` is 1000000000000, at most 4096"), "{error}");
+}

@@ -284,7 +284,13 @@ async fn a_folder_that_cannot_be_loaded_changes_nothing() {
         json!({"input_ids": [5, 6], "sampling_params": {"temperature": 0, "max_new_tokens": 5}});
     let before = good(&running, "/generate", body.clone()).await;
     let other = models().join("tiny-llama");
-    for path in [policy, folder.path().join("gone"), other] {
+    let second = tempfile::tempdir().unwrap();
+    let broken = another_policy(second.path());
+    let mut weights = whole.clone();
+    let end = weights.len();
+    weights[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(broken.join("model.safetensors"), weights).unwrap();
+    for path in [policy, folder.path().join("gone"), other, broken] {
         let update = json!({"model_path": path, "weight_version": "9"});
         let (status, answer) = post(&running, "/update_weights_from_disk", update).await;
         assert_eq!((status, &answer["success"]), (400, &json!(false)), "{answer}");
@@ -392,7 +398,13 @@ async fn bad_requests_are_told_what_is_wrong() {
     let table = [
         (chat, json!({}), "missing field `messages`"),
         (chat, json!({"messages": []}), "`messages` is empty"),
-        (chat, json!({"messages": [1]}), "message 0 is no JSON object"),
+        (chat, json!({"messages": [1]}), "`messages[0]` has no `role`"),
+        (chat, json!({"messages": [{"role": 5, "content": "x"}]}), "`messages[0]` has no `role`"),
+        (
+            chat,
+            json!({"messages": [{"role": "user", "content": {"a": 1}}]}),
+            "`messages[0].content` is neither text nor a list of parts",
+        ),
         (chat, json!({"messages": hello, "temperature": -1}), "`temperature` is -1"),
         (chat, json!({"messages": hello, "top_p": 0}), "`top_p` is 0"),
         (chat, json!({"messages": hello, "top_k": 0}), "`top_k` is 0"),
@@ -469,6 +481,7 @@ async fn a_key_guards_all_but_health() {
         for (given, good) in [
             (None, false),
             (Some("Bearer right"), true),
+            (Some("bearer right"), true),
             (Some("Bearer wrong"), false),
             (Some("Bearer "), false),
             (Some("right"), false),
@@ -501,4 +514,17 @@ async fn what_cannot_be_served_is_refused_at_the_start() {
     assert!(matches!(start(options).await, Err(Error::Listen { .. })));
     let empty = tempfile::tempdir().unwrap();
     assert!(matches!(start(Options::new(empty.path())).await, Err(Error::Template(_))));
+}
+
+/// A client that cut a tool result inside an emoji (C14).
+#[tokio::test]
+async fn half_a_surrogate_pair_does_not_end_a_conversation() {
+    install_tls();
+    let running = tiny().await;
+    let body = r#"{"messages": [{"role": "user", "content": "cut \ud83d"}], "max_tokens": 2}"#;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let address = format!("{}/v1/chat/completions", running.url());
+    let response = client.post(address).body(body).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    running.shutdown().await;
 }
