@@ -236,7 +236,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     bar.finish_and_clear();
     let tally = done?;
     let summary = summary.into_inner();
-    context.say(table(&summary, &tally, method.estimator));
+    context.conclude(table(&summary, &tally, method.estimator));
     for warning in summary.warnings() {
         context.say(format!("warning: {warning}"));
     }

@@ -71,9 +71,15 @@ impl Context {
     /// Prints a line of talk on stderr, unless `--quiet`.
     pub(crate) fn say(&self, text: impl std::fmt::Display) {
         if !self.quiet {
-            // A closed stderr is no reason to fail.
-            let _ = writeln!(std::io::stderr(), "{text}");
+            // In one piece: the stages of a pipe share stderr. A closed one is no
+            // reason to fail.
+            let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
         }
+    }
+
+    /// Prints the closing table under the name of the stage.
+    pub(crate) fn conclude(&self, table: impl std::fmt::Display) {
+        self.say(format!("oclaw {}\n{table}", self.command));
     }
 }
 

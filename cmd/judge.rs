@@ -108,7 +108,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             None => None,
         };
         let tally = done?;
-        context.say(counts.into_inner().table(&tally, calls.as_ref()));
+        context.conclude(counts.into_inner().table(&tally, calls.as_ref()));
         Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
     })
 }

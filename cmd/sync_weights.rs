@@ -66,7 +66,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let outcome =
         context.block_on(push(&args, context, &policy, &|part| tried.borrow_mut().push(part)));
     if !tried.borrow().is_empty() {
-        context.say(table(&tried.borrow()));
+        context.conclude(table(&tried.borrow()));
     }
     let pushed = outcome?;
     let version = &policy.version;

@@ -175,7 +175,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         let done = stage::annotate(source, &args.files.output(), &plan, note, &watch).await;
         bar.finish_and_clear();
         let tally = done?;
-        context.say(counts.into_inner().table(&tally, scorer.meter()));
+        context.conclude(counts.into_inner().table(&tally, scorer.meter()));
         Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
     })
 }

@@ -251,7 +251,7 @@ fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Ex
     let faults = trainer.faults();
     let policies = done.trained.iter().filter(|trained| trained.policy.is_some()).count();
     for trained in &done.trained {
-        context.say(table(trained));
+        context.conclude(table(trained));
         warn(&trained.metrics, context);
     }
     if let Some((have, need)) = done.left {
