@@ -22,8 +22,7 @@ run_tests() { # [CARGO FLAG…] [-- FILTER…]
   while [ $# -gt 0 ] && [ "$1" != -- ]; do flags+=("$1"); shift; done
   [ $# -eq 0 ] || { shift; filters=("$@"); }
   if cargo nextest --version >/dev/null 2>&1; then
-    # A test that needs a second try is listed as flaky, and is a fault to find.
-    cargo nextest run --no-fail-fast --retries 2 "${flags[@]}" "${filters[@]}"
+    cargo nextest run --config-file scripts/nextest.toml --no-fail-fast "${flags[@]}" "${filters[@]}"
   else
     cargo test --no-fail-fast "${flags[@]}" -- "${filters[@]}"
   fi
