@@ -23,6 +23,7 @@ use crate::embedded::{self, Embedded};
 use crate::forecast::Forecast;
 use crate::report::Failure;
 use crate::spending::{Budget, Meter, Spent, Tokens, guess};
+use crate::units;
 
 /// Type of a model's products in this process: that of its checkpoint.
 const DTYPE: &str = "auto";
@@ -46,13 +47,13 @@ pub(crate) struct Asking {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub(crate) votes: u32,
     /// Sampling temperature
-    #[arg(long, value_name = "T", default_value_t = 0.6, value_parser = temperature)]
+    #[arg(long, value_name = "T", default_value_t = 0.6, value_parser = units::temperature)]
     temperature: f64,
     /// Longest answer, in tokens, thinking included
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// Limit of one call, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = units::seconds)]
     timeout: f64,
     /// Further tries of a call that failed for a passing reason
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -67,20 +68,6 @@ pub(crate) struct Asking {
     keeping: Keeping,
     #[command(flatten)]
     pub(crate) budget: Budget,
-}
-
-fn temperature(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
-        _ => Err("wanted a number from 0 on".to_owned()),
-    }
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value < 1e9 => Ok(value),
-        _ => Err("wanted a number above 0".to_owned()),
-    }
 }
 
 impl Asking {

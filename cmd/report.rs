@@ -190,9 +190,14 @@ fn of_engine(error: &engine::Error) -> (Kind, Option<String>) {
         Error::SeveralModels { .. } => (Kind::Usage, hint("choose one by `--engine-model`")),
         Error::NoModel { .. } => (Kind::Usage, hint("name it by `--engine-model`")),
         Error::WebPage { .. } => (Kind::Usage, hint("the address may lack `/v1` or a prefix")),
+        Error::Foreign { .. } => (
+            Kind::Usage,
+            hint("is the address right? one that is not to be probed is `openai+http://…`"),
+        ),
         Error::Client { .. } | Error::Unsupported { .. } => (Kind::Usage, None),
         Error::Unreachable { .. } => (Kind::Engine, hint("is the engine running there?")),
-        Error::Timeout { .. }
+        Error::Failing { .. }
+        | Error::Timeout { .. }
         | Error::Refused { .. }
         | Error::Malformed { .. }
         | Error::NotListed { .. } => (Kind::Engine, None),

@@ -12,6 +12,7 @@ use oclaw::sync::{self, Lock, Policy, Tried};
 use crate::common::Context;
 use crate::embedded;
 use crate::report::Exit;
+use crate::units;
 
 /// Hand a policy to running servers.
 ///
@@ -49,13 +50,13 @@ pub(crate) struct Args {
     #[arg(long)]
     force: bool,
     /// Limit of loading the weights, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=units::YEAR))]
     timeout: u64,
     /// Tries of each call
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     tries: u32,
     /// How long to wait for another push to end, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(..=units::YEAR))]
     wait: u64,
 }
 

@@ -28,6 +28,7 @@ use crate::files::Files;
 use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::spending::{BUDGET, Budget, Meter};
+use crate::units;
 use keeper::Keeper;
 use scorer::Scorer;
 
@@ -101,7 +102,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     at_once: u32,
     /// Limit of one call of a server, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=units::YEAR))]
     timeout: u64,
     /// Further tries of a call that failed for a passing reason
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -142,7 +143,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         return context.block_on(foretell::foretell(&args, context, (&chat, &folder)));
     }
     let source = args.files.open()?;
-    check_tokenizer(&source, &chat, &folder)?;
+    check_tokenizer(&source, &chat, &folder, context)?;
     context.block_on(async {
         let vocabulary = vocabulary(&chat, &folder);
         let keeper = Keeper {
@@ -190,17 +191,32 @@ fn left_out(turn: &mut Turn) {
     }
 }
 
-/// Ids mean nothing under another vocabulary.
-fn check_tokenizer(source: &Source, chat: &Chat, folder: &Path) -> anyhow::Result<()> {
-    match &source.provenance().tokenizer_hash {
-        Some(hash) if *hash != chat.tokenizer.hash() => Err(Failure::failed(format!(
-            "the tokenizer of `{}` is not the one that made the ids",
+/// Ids mean nothing under another vocabulary. Another chat template only asks in
+/// another way, which is said.
+fn check_tokenizer(
+    source: &Source,
+    chat: &Chat,
+    folder: &Path,
+    context: &Context,
+) -> anyhow::Result<()> {
+    let recorded = source.provenance();
+    let found = chat.tokenizer.hash();
+    if let Some(hash) = recorded.tokenizer_hash.as_ref().filter(|hash| **hash != found) {
+        return Err(Failure::usage(format!(
+            "the tokenizer of `{}` ({found}) is not the one that made the ids ({hash})",
             folder.display()
         ))
         .hint("give the policy's folder by `--tokenizer`; a teacher must share its vocabulary")
-        .into()),
-        _ => Ok(()),
+        .into());
     }
+    let found = chat.template_hash();
+    if let Some(hash) = recorded.chat_template_hash.as_ref().filter(|hash| **hash != found) {
+        context.say(format!(
+            "warning: the chat template of `{}` ({found}) is not the one that made the prompts ({hash})",
+            folder.display()
+        ));
+    }
+    Ok(())
 }
 
 /// Returns how many ids there are: models may have more than their tokenizer

@@ -2,6 +2,12 @@
 
 use std::time::Duration;
 
+/// Longest time: a year of seconds. More is a slip of the pen, and clocks overflow.
+pub(crate) const YEAR: u64 = 365 * 24 * 3600;
+const LONGEST: f64 = YEAR as f64;
+/// Highest temperature; above it all tokens are alike.
+const HOTTEST: f64 = 1000.0;
+
 /// Reads a duration: `50ms`, `10s`, `30m`, `2h`. A bare number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);
@@ -13,7 +19,26 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(format!("no unit `{unit}`; there are `ms`, `s`, `m`, `h`")),
     };
     let number: f64 = number.parse().map_err(|_| format!("no number: `{number}`"))?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|error| error.to_string())
+    match number * seconds {
+        total if (0.0..=LONGEST).contains(&total) => Ok(Duration::from_secs_f64(total)),
+        _ => Err(format!("no time: `{text}`; wanted 0 to {} h", LONGEST / 3600.0)),
+    }
+}
+
+/// Reads a limit in seconds.
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(value) if value > 0.0 && value <= LONGEST => Ok(value),
+        _ => Err(format!("wanted seconds above 0, up to {LONGEST}")),
+    }
+}
+
+/// Reads a sampling temperature.
+pub(crate) fn temperature(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(value) if (0.0..=HOTTEST).contains(&value) => Ok(value),
+        _ => Err(format!("wanted a number from 0 to {HOTTEST}")),
+    }
 }
 
 /// Reads a size: `64MiB`, `10k`, `1GB`. A bare number is bytes.
@@ -39,8 +64,9 @@ pub(crate) fn bytes(text: &str) -> Result<usize, String> {
 
 fn split(text: &str) -> (&str, &str) {
     let text = text.trim();
-    let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    (text[..end].trim(), text[end..].trim())
+    // From behind, for a number may have an exponent.
+    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    (number.trim(), &text[number.len()..])
 }
 
 #[cfg(test)]
@@ -59,6 +85,25 @@ mod tests {
         assert!(duration("7 days").is_err());
         assert!(duration("-1s").is_err());
         assert!(duration("s").is_err());
+        assert_eq!(duration("8760h").unwrap(), Duration::from_secs(31_536_000));
+        for odd in ["8761h", "1e300", "1e300h", "-1s"] {
+            let wanted = format!("no time: `{odd}`; wanted 0 to 8760 h");
+            assert_eq!(duration(odd), Err(wanted), "{odd}");
+        }
+    }
+
+    #[test]
+    fn limits_have_bounds_that_are_told() {
+        assert_eq!(super::seconds("0.5"), Ok(0.5));
+        assert_eq!(super::seconds("31536000"), Ok(31_536_000.0));
+        for odd in ["0", "-1", "1e300", "inf", "nan", "x", "31536001"] {
+            assert_eq!(super::seconds(odd).unwrap_err(), "wanted seconds above 0, up to 31536000");
+        }
+        assert_eq!(super::temperature("0"), Ok(0.0));
+        for odd in ["-0.1", "1e300", "1001", "nan", "warm"] {
+            let told = super::temperature(odd).unwrap_err();
+            assert_eq!(told, "wanted a number from 0 to 1000", "{odd}");
+        }
     }
 
     #[test]

@@ -120,16 +120,17 @@ struct Inner {
 impl Engine {
     /// Finds out what the server speaks and which model it serves.
     pub async fn connect(options: EngineOptions) -> Result<Self, Error> {
-        let (mut engine, refused) = Self::probed(options).await?;
+        let (mut engine, found) = Self::probed(options).await?;
+        engine.check_foreign(&found).await?;
         // Where a probe was refused, the list of models shows whether the key
         // was, or only the path.
-        if engine.inner.model.is_none() || refused.is_some() {
-            let found = engine.models().await;
-            if let (Err(Error::Unauthorized { .. }), Some(refused)) = (&found, refused) {
+        if engine.inner.model.is_none() || found.refused.is_some() {
+            let models = engine.models().await;
+            if let (Err(Error::Unauthorized { .. }), Some(refused)) = (&models, found.refused) {
                 return Err(refused);
             }
             if engine.inner.model.is_none() {
-                let name = only(found?, &engine.url())?;
+                let name = only(models?, &engine.url())?;
                 if let Some(inner) = Arc::get_mut(&mut engine.inner) {
                     inner.model = Some(name);
                 }
@@ -141,17 +142,34 @@ impl Engine {
     /// Finds out what the server speaks, and asks for no model: enough for
     /// weights, health and scoring.
     pub async fn attach(options: EngineOptions) -> Result<Self, Error> {
-        match Self::probed(options).await? {
-            (_, Some(refused)) => Err(refused),
-            (engine, None) => Ok(engine),
+        let (engine, found) = Self::probed(options).await?;
+        engine.check_foreign(&found).await?;
+        match found.refused {
+            Some(refused) => Err(refused),
+            None => Ok(engine),
         }
     }
 
-    async fn probed(options: EngineOptions) -> Result<(Self, Option<Error>), Error> {
+    /// Refuses what is no inference server: not even its list of models is JSON.
+    async fn check_foreign(&self, found: &probe::Found) -> Result<(), Error> {
+        if !found.foreign {
+            return Ok(());
+        }
+        let foreign = || Error::Foreign { url: self.url() };
+        match self.api(Method::GET, "/models", None).await {
+            Ok(answer) => answer.json::<serde_json::Value>().map(drop).map_err(|_| foreign()),
+            Err(error) if error.is_web_page() => Err(foreign()),
+            Err(error @ (Error::Unreachable { .. } | Error::Timeout { .. })) => Err(error),
+            Err(error) if probe::is_failing(&error) => Err(error),
+            Err(_) => Ok(()),
+        }
+    }
+
+    async fn probed(options: EngineOptions) -> Result<(Self, probe::Found), Error> {
         let address = Address::parse(&options.url)?;
         let transport = Transport::new(&options, &address)?;
         let found = match options.dialect.or(address.dialect) {
-            Some(dialect) => probe::Found { dialect, refused: None },
+            Some(dialect) => probe::Found::told(dialect),
             None => probe::dialect(&transport, &address, &options.retries).await?,
         };
         tracing::info!(url = %address, dialect = %found.dialect, "engine attached");
@@ -164,7 +182,7 @@ impl Engine {
             timeout: options.timeout,
             retries: options.retries,
         };
-        Ok((Self { inner: Arc::new(inner) }, found.refused))
+        Ok((Self { inner: Arc::new(inner) }, found))
     }
 
     /// Returns the server's address, without credentials.

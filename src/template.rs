@@ -51,8 +51,10 @@ pub enum Error {
         folder: PathBuf,
     },
     /// The template itself is broken.
-    #[error("chat template line {line}: {message}")]
+    #[error("chat template `{place}` line {line}: {message}")]
     Syntax {
+        /// The file it stands in, or its name if it was given without one.
+        place: String,
         /// Line in the template.
         line: usize,
         /// What is wrong there.

@@ -1,6 +1,7 @@
 //! One file per subcommand: the real binary, its flags, exit codes and words.
 
 mod advantage;
+mod attach;
 mod cache;
 mod convert;
 mod engine;

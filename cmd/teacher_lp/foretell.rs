@@ -23,7 +23,7 @@ pub(super) async fn foretell(
     (chat, folder): (&Chat, &Path),
 ) -> anyhow::Result<Exit> {
     let source = args.files.open()?;
-    check_tokenizer(&source, chat, folder)?;
+    check_tokenizer(&source, chat, folder, context)?;
     let mut plan = args.files.plan(context, Writer::TeacherLp, &source)?;
     plan.needs = &["hints"];
     let answers = Answers::peek(&args.keeping, &context.command);

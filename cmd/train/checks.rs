@@ -84,12 +84,11 @@ fn stated_estimator(argv: &[String]) -> Option<&str> {
 
 /// Ids mean nothing under another vocabulary.
 pub(super) fn check_tokenizer(source: &Source, args: &Args) -> anyhow::Result<()> {
-    let (Some(recorded), Some(folder)) = (&source.provenance().tokenizer_hash, &args.model) else {
-        return Ok(());
-    };
-    match Tokenizer::load(folder) {
-        Ok(tokenizer) if tokenizer.hash() != *recorded => Err(Failure::failed(format!(
-            "the tokenizer of `{}` is not the one that made the ids",
+    let folder = args.model.clone().unwrap_or_else(|| args.out.join("latest"));
+    let Some(recorded) = &source.provenance().tokenizer_hash else { return Ok(()) };
+    match Tokenizer::hash_of(&folder) {
+        Ok(found) if found != *recorded => Err(Failure::usage(format!(
+            "the tokenizer of `{}` ({found}) is not the one that made the ids ({recorded})",
             folder.display()
         ))
         .hint("train the model that gave the answers")

@@ -65,6 +65,22 @@ pub enum Error {
         /// How long the server asked us to stay away.
         retry_after: Option<Duration>,
     },
+    /// Whatever the server is asked, it fails.
+    #[error("`{url}` answers every question with {status}: {body}")]
+    Failing {
+        /// The server.
+        url: String,
+        /// The HTTP status of the first answer.
+        status: u16,
+        /// What the server said, shortened.
+        body: String,
+    },
+    /// Something else listens there: no answer was JSON.
+    #[error("`{url}` is no inference server: it answers with web pages or plain text")]
+    Foreign {
+        /// The server.
+        url: String,
+    },
     /// A web page came where JSON should.
     #[error("`{url}` answered with a web page instead of JSON")]
     WebPage {
@@ -127,7 +143,7 @@ impl Error {
     /// Returns whether the same call may work a little later.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable { .. } | Self::Timeout { .. } => true,
+            Self::Unreachable { .. } | Self::Timeout { .. } | Self::Failing { .. } => true,
             Self::Status { status, code, .. } => {
                 let no_such_model =
                     matches!(code.as_deref(), Some("model_not_found" | "get_channel_failed"));
@@ -137,6 +153,7 @@ impl Error {
             Self::Address { .. }
             | Self::Client { .. }
             | Self::Unauthorized { .. }
+            | Self::Foreign { .. }
             | Self::WebPage { .. }
             | Self::Malformed { .. }
             | Self::Refused { .. }
@@ -156,8 +173,8 @@ impl Error {
             Self::Timeout { .. } => "timeout",
             Self::Unauthorized { .. } => "unauthorized",
             Self::Status { status: 429, .. } => "rate_limited",
-            Self::Status { .. } => "status",
-            Self::WebPage { .. } | Self::Malformed { .. } => "malformed",
+            Self::Status { .. } | Self::Failing { .. } => "status",
+            Self::Foreign { .. } | Self::WebPage { .. } | Self::Malformed { .. } => "malformed",
             Self::Refused { .. } => "refused",
             Self::SeveralModels { .. } | Self::NoModel { .. } => "model",
             Self::NotListed { .. } => "not_listed",
@@ -177,6 +194,15 @@ impl Error {
     pub(super) fn is_wrong_path(&self) -> bool {
         matches!(self, Self::WebPage { .. } | Self::Status { status: 404 | 405, .. })
     }
+
+    /// Returns whether the answer was a web page, whatever its status.
+    pub(super) fn is_web_page(&self) -> bool {
+        match self {
+            Self::WebPage { .. } => true,
+            Self::Status { body, .. } => body == WEB_PAGE,
+            _ => false,
+        }
+    }
 }
 
 fn quoted(names: &[String]) -> String {
@@ -191,6 +217,8 @@ pub(super) struct Told {
     pub(super) code: Option<String>,
 }
 
+/// What stands for a web page, which says nothing on one line.
+const WEB_PAGE: &str = "(a web page)";
 /// Longest piece of a body that goes into a message.
 const SHOWN: usize = 300;
 
@@ -200,7 +228,7 @@ pub(super) fn told(body: &[u8]) -> Told {
     let text = String::from_utf8_lossy(body);
     let Ok(value) = serde_json::from_str::<Value>(&text) else {
         let message = match text.trim_start().starts_with('<') {
-            true => "(a web page)".to_owned(),
+            true => WEB_PAGE.to_owned(),
             false => shorten(&text),
         };
         return Told { message, code: None };

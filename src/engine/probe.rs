@@ -28,6 +28,17 @@ pub(super) struct Found {
     /// A probe that was refused for its key, where no other gave an answer:
     /// the server may be a gateway that answers so on every unknown path.
     pub(super) refused: Option<Error>,
+    /// No answer was one of an inference server: web pages, plain text, errors
+    /// of the server itself. Gateways with a web page on every unknown path do
+    /// so, too; their list of models shows the difference.
+    pub(super) foreign: bool,
+}
+
+impl Found {
+    /// Returns what is known without a probe.
+    pub(super) fn told(dialect: Dialect) -> Self {
+        Self { dialect, refused: None, foreign: false }
+    }
 }
 
 /// Asks for the signs in turn. No sign at all is a generic server; a server
@@ -37,26 +48,43 @@ pub(super) async fn dialect(
     address: &Address,
     retries: &Retries,
 ) -> Result<Found, Error> {
+    let once = Retries::none();
     let mut refused = None;
+    let mut failing = None;
+    let mut failures = 0;
+    let mut foreign = true;
     for (path, members, dialect) in SIGNS {
         let url = address.native(path);
         let call = Call { method: Method::GET, url, body: None, timeout: LIMIT };
+        // What fails after all its tries would fail so on every path.
+        let retries = if failing.is_some() { &once } else { retries };
         match transport.send(&call, retries).await {
-            Ok(answer) => {
-                let value: Value = answer.json().unwrap_or_default();
-                if members.iter().any(|member| value.get(member).is_some()) {
-                    return Ok(Found { dialect: *dialect, refused: None });
+            Ok(answer) => match answer.json::<Value>() {
+                Ok(value) if members.iter().any(|member| value.get(member).is_some()) => {
+                    return Ok(Found::told(*dialect));
                 }
-            }
+                Ok(_) => foreign = false,
+                Err(_) => {}
+            },
             Err(error @ Error::Unauthorized { .. }) => {
+                foreign = false;
                 refused.get_or_insert(error);
             }
             Err(error) if is_away(&error) => return Err(error),
+            Err(error) if is_failing(&error) => {
+                failures += 1;
+                failing.get_or_insert(error);
+            }
             // A gateway answers unknown paths in many ways.
-            Err(_) => {}
+            Err(error) => foreign &= error.is_web_page(),
         }
     }
-    Ok(Found { dialect: Dialect::Generic, refused })
+    match failing {
+        Some(Error::Status { status, body, .. }) if failures == SIGNS.len() => {
+            Err(Error::Failing { url: address.to_string(), status, body })
+        }
+        _ => Ok(Found { dialect: Dialect::Generic, refused, foreign }),
+    }
 }
 
 fn is_away(error: &Error) -> bool {
@@ -65,4 +93,9 @@ fn is_away(error: &Error) -> bool {
         Error::Status { status, .. } => matches!(status, 429 | 502..=504),
         _ => false,
     }
+}
+
+/// Returns whether the server itself is in trouble. 501 is a word about the path.
+pub(super) fn is_failing(error: &Error) -> bool {
+    matches!(error, Error::Status { status: 500 | 502..=599, .. })
 }

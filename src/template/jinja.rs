@@ -1,5 +1,6 @@
 //! Jinja as `transformers` sets it up.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -35,18 +36,23 @@ impl Template {
     /// configuration; the list form and `additional_chat_templates/` give
     /// further templates by name.
     pub fn load(folder: &Path) -> Result<Self, Error> {
-        let config = read_json(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
+        let config_file = folder.join("tokenizer_config.json");
+        let config = read_json(&config_file)?.unwrap_or_default();
         let map = read_json(&folder.join("special_tokens_map.json"))?.unwrap_or_default();
         let mut sources = configured(&config);
-        if let Some(source) = read_text(&folder.join("chat_template.jinja"))? {
+        let mut files = HashMap::new();
+        let own_file = folder.join("chat_template.jinja");
+        if let Some(source) = read_text(&own_file)? {
             sources.retain(|(name, _)| name != DEFAULT);
             sources.insert(0, (DEFAULT.to_owned(), source));
+            files.insert(DEFAULT.to_owned(), own_file);
         }
         for path in additional(&folder.join("additional_chat_templates"))? {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             if let Some(source) = read_text(&path)? {
                 sources.retain(|(known, _)| *known != name);
-                sources.push((name, source));
+                sources.push((name.clone(), source));
+                files.insert(name, path);
             }
         }
         let mut tokens = Map::new();
@@ -58,7 +64,13 @@ impl Template {
         }
         match sources.is_empty() {
             true => Err(Error::NoTemplate { folder: folder.to_owned() }),
-            false => Self::new(sources, tokens),
+            false => Self::new(sources, tokens).map_err(|error| match error {
+                Error::Syntax { place, line, message } => {
+                    let place = files.get(&place).unwrap_or(&config_file).display().to_string();
+                    Error::Syntax { place, line, message }
+                }
+                error => error,
+            }),
         }
     }
 
@@ -67,9 +79,13 @@ impl Template {
     pub fn new(sources: Vec<(String, String)>, tokens: Map<String, Value>) -> Result<Self, Error> {
         let mut environment = environment()?;
         for (name, source) in &sources {
-            environment
-                .add_template_owned(name.clone(), without_generation_tags(source))
-                .map_err(|error| Error::Syntax { line: line(&error), message: words(&error) })?;
+            environment.add_template_owned(name.clone(), without_generation_tags(source)).map_err(
+                |error| Error::Syntax {
+                    place: name.clone(),
+                    line: line(&error),
+                    message: words(&error),
+                },
+            )?;
         }
         Ok(Self { environment, sources, tokens })
     }
@@ -106,7 +122,7 @@ impl Template {
     }
 
     /// Returns the SHA-256 of all sources.
-    pub(super) fn hash(&self) -> String {
+    pub fn hash(&self) -> String {
         let mut hash = Sha256::new();
         for (index, (name, source)) in self.sources.iter().enumerate() {
             // A lone template hashes as the file does.
@@ -126,7 +142,11 @@ fn environment() -> Result<Environment<'static>, Error> {
         .trim_blocks(true)
         .lstrip_blocks(true)
         .build()
-        .map_err(|error| Error::Syntax { line: 0, message: words(&error) })?;
+        .map_err(|error| Error::Syntax {
+            place: DEFAULT.to_owned(),
+            line: 0,
+            message: words(&error),
+        })?;
     let mut environment = Environment::new();
     environment.set_syntax(syntax);
     environment.set_unknown_method_callback(method);

@@ -46,6 +46,13 @@ impl Tokenizer {
         Self::from_bytes(&bytes).map_err(|message| Error::Malformed { path, message })
     }
 
+    /// Returns the hash of a folder's tokenizer without loading it.
+    pub fn hash_of(folder: &Path) -> Result<String, Error> {
+        let path = folder.join("tokenizer.json");
+        let bytes = std::fs::read(&path).map_err(|source| Error::Read { path, source })?;
+        Ok(hash(&bytes))
+    }
+
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let words = |error: tokenizers::Error| error.to_string();
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(words)?;
@@ -59,8 +66,7 @@ impl Tokenizer {
             .map(|(id, token)| (token.content, id))
             .collect();
         let controls = Controls::new(controls)?;
-        let hash = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        let shared = Shared { tokenizer, controls, marked: OnceLock::new(), hash };
+        let shared = Shared { tokenizer, controls, marked: OnceLock::new(), hash: hash(bytes) };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -182,6 +188,10 @@ fn is_control(token: &AddedToken) -> bool {
         })
     };
     token.special || barred('|') || barred('｜')
+}
+
+fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn failed(error: tokenizers::Error) -> Error {

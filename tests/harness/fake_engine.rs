@@ -38,8 +38,12 @@ impl Reply {
     }
 
     pub(crate) fn page() -> Self {
+        Self::page_with(200)
+    }
+
+    pub(crate) fn page_with(status: u16) -> Self {
         let headers = vec![("content-type", "text/html; charset=utf-8".to_owned())];
-        Self { status: 200, headers, body: "<html>a web page</html>".to_owned() }
+        Self { status, headers, body: "<html>a web page</html>".to_owned() }
     }
 
     pub(crate) fn with(mut self, name: &'static str, value: &str) -> Self {
@@ -59,6 +63,8 @@ pub(crate) struct Seen {
 #[derive(Default)]
 struct Inside {
     script: HashMap<String, VecDeque<Reply>>,
+    /// The answer of every path without a script.
+    otherwise: Option<Reply>,
     seen: Vec<Seen>,
     version: Option<String>,
     /// Path, and how many of its requests still pass.
@@ -117,6 +123,12 @@ impl FakeEngine {
     pub(crate) fn on(&self, path: &str, replies: impl IntoIterator<Item = Reply>) -> &Self {
         let replies = replies.into_iter().collect();
         self.inside(|inside| inside.script.insert(path.to_owned(), replies));
+        self
+    }
+
+    /// Answers alike wherever no script is.
+    pub(crate) fn otherwise(&self, reply: Reply) -> &Self {
+        self.inside(|inside| inside.otherwise = Some(reply));
         self
     }
 
@@ -222,6 +234,9 @@ fn scripted(inside: &mut Inside, path: &str) -> Option<Reply> {
 
 /// Answers as SGLang's control routes do, if this server has a version.
 fn control(inside: &mut Inside, method: &Method, path: &str, body: &Value) -> Reply {
+    if let Some(reply) = &inside.otherwise {
+        return reply.clone();
+    }
     let Some(version) = inside.version.clone() else {
         return Reply::json(404, json!({"detail": "Not Found"}));
     };

@@ -66,6 +66,49 @@ async fn each_dialect_is_known_by_a_route_of_its_own() {
 }
 
 #[tokio::test]
+async fn a_server_that_only_fails_is_away_and_one_without_json_is_none() {
+    let failed = |status| Reply::json(status, json!({"error": {"message": "on fire"}}));
+    let listed = Reply::json(200, json!({"data": [{"id": "m"}]}));
+    // What is answered everywhere, what by the list of models, and the verdict.
+    let table = [
+        (failed(500), None, Some("status")),
+        (failed(599), Some(listed.clone()), Some("status")),
+        (Reply::page_with(500), None, Some("status")),
+        (failed(501), Some(listed.clone()), None),
+        (Reply::page(), None, Some("malformed")),
+        (Reply::page_with(404), None, Some("malformed")),
+        (Reply::text(200, "hello"), None, Some("malformed")),
+        (Reply::text(200, ""), None, Some("malformed")),
+        (Reply::page(), Some(listed.clone()), None),
+        (Reply::page(), Some(failed(404)), None),
+        (Reply::page(), Some(failed(500)), Some("status")),
+        (Reply::text(404, "404 page not found"), None, None),
+        (failed(404), None, None),
+    ];
+    for (everywhere, models, kind) in table {
+        let fake = FakeEngine::start();
+        let shown = format!("{everywhere:?} {models:?}");
+        fake.otherwise(everywhere);
+        if let Some(models) = models {
+            fake.on("/v1/models", [models]);
+        }
+        let found = Engine::attach(options(fake.url())).await;
+        assert_eq!(found.err().map(|error| error.kind()), kind, "{shown}");
+        let named = EngineOptions { model: Some("m".to_owned()), ..options(fake.url()) };
+        let found = Engine::connect(named).await;
+        assert_eq!(found.err().map(|error| error.kind()), kind, "{shown}");
+        // Who says what it is, is believed.
+        let stated = options(format!("openai+{}", fake.url()));
+        assert!(Engine::attach(stated).await.is_ok(), "{shown}");
+    }
+    // One path that fails says nothing about the server.
+    let fake = FakeEngine::start();
+    fake.on("/model_info", [failed(500)]);
+    let engine = Engine::attach(options(fake.url())).await.unwrap();
+    assert_eq!(engine.dialect(), Dialect::Generic);
+}
+
+#[tokio::test]
 async fn a_dialect_in_the_address_is_not_probed() {
     let fake = FakeEngine::start();
     let engine = Engine::attach(options(format!("vllm+{}", fake.url()))).await.unwrap();

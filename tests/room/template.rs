@@ -81,6 +81,18 @@ fn a_template_may_refuse() {
     assert_eq!(error.to_string(), "chat template line 2: roles must alternate");
     let broken = Template::new(vec![("default".to_owned(), "\n{% if %}".to_owned())], Map::new());
     assert!(matches!(broken, Err(Error::Syntax { line: 2, .. })), "{broken:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let broken = "{% for message in messages %}\n{{ message. }}";
+    for (file, text) in [
+        ("tokenizer_config.json", serde_json::json!({"chat_template": broken}).to_string()),
+        ("chat_template.jinja", broken.to_owned()),
+    ] {
+        let file = folder.path().join(file);
+        std::fs::write(&file, text).unwrap();
+        let error = Template::load(folder.path()).unwrap_err().to_string();
+        let expected = format!("chat template `{}` line 2: ", file.display());
+        assert!(error.starts_with(&expected), "{error}");
+    }
 }
 
 #[test]
