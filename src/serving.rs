@@ -18,6 +18,7 @@ mod request;
 mod routes;
 mod schedule;
 mod text;
+mod unsupported;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

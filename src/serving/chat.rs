@@ -83,7 +83,7 @@ fn order(body: &ChatBody, served: &Served) -> Result<Order, Failure> {
     }
     let config = &served.config;
     let prompt = checked(ids, config)?;
-    let wishes = Wishes::of_chat(body);
+    let wishes = Wishes::of_chat(body)?;
     Ok(Order {
         rid: served.rid(body.rid.as_deref()),
         plan: wishes.plan(config, prompt.len(), served.seed())?,
@@ -137,26 +137,33 @@ pub(super) fn render(
     extra: Option<&Map<String, Value>>,
     served: &Served,
 ) -> Result<Vec<i64>, Failure> {
-    if messages.is_empty() {
-        return Err(Failure::bad("`messages` is empty"));
-    }
-    for (place, message) in messages.iter().enumerate() {
-        if message.get("role").and_then(Value::as_str).is_none() {
-            return Err(Failure::bad(format!("`messages[{place}]` has no `role`")));
-        }
-        let content = message.get("content").unwrap_or(&Value::Null);
-        if !(content.is_null() || content.is_string() || content.is_array()) {
-            return Err(Failure::bad(format!(
-                "`messages[{place}].content` is neither text nor a list of parts"
-            )));
-        }
-    }
+    check_messages(messages)?;
     let none = Map::new();
     let rendering =
         Rendering { messages, tools, add_generation_prompt: true, extra: extra.unwrap_or(&none) };
     let ids =
         served.chat.prompt_ids(&rendering).map_err(|error| Failure::bad(error.to_string()))?;
     Ok(ids.into_iter().map(i64::from).collect())
+}
+
+/// Refuses what is no conversation, whatever a template would make of it.
+pub(super) fn check_messages(messages: &[Value]) -> Result<(), Failure> {
+    if messages.is_empty() {
+        return Err(Failure::of("messages", "`messages` is empty"));
+    }
+    for (place, message) in messages.iter().enumerate() {
+        if message.get("role").and_then(Value::as_str).is_none() {
+            let message = format!("`messages[{place}]` has no `role`");
+            return Err(Failure::of("messages", message));
+        }
+        let content = message.get("content").unwrap_or(&Value::Null);
+        if !(content.is_null() || content.is_string() || content.is_array()) {
+            let message =
+                format!("`messages[{place}].content` is neither text nor a list of parts");
+            return Err(Failure::of("messages", message));
+        }
+    }
+    Ok(())
 }
 
 async fn whole(

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use crate::template::{Rendering, Tokenizer};
 use crate::wire::sglang::{AbortBody, DetokenizeBody, PauseBody, TokenizeBody, UpdateBody};
 
+use super::chat::check_messages;
 use super::compute::{Command, Update};
 use super::failure::{Failure, parse};
 use super::routes::Served;
@@ -79,7 +80,7 @@ pub(super) fn flush() -> Response {
 /// Ends a request, or all.
 pub(super) fn abort(served: &Served, body: &[u8]) -> Result<Response, Failure> {
     let body: AbortBody = parse(body)?;
-    let rid = if body.abort_all { None } else { body.rid };
+    let rid = body.rid.filter(|rid| !body.abort_all && !rid.is_empty());
     if rid.is_none() && !body.abort_all {
         return Err(Failure::bad("give a `rid`, or `abort_all`"));
     }
@@ -94,6 +95,7 @@ pub(super) fn tokenize(served: &Served, body: &[u8]) -> Result<Json<Value>, Fail
     let ids = match (&body.prompt, &body.messages) {
         (Some(prompt), None) => served.chat.tokenizer.encode(prompt).map_err(bad)?,
         (None, Some(messages)) => {
+            check_messages(messages)?;
             let none = serde_json::Map::new();
             let rendering = Rendering {
                 messages,
@@ -118,6 +120,10 @@ pub(super) fn detokenize(served: &Served, body: &[u8]) -> Result<Json<Value>, Fa
         .map(|id| i32::try_from(*id))
         .collect::<Result<_, _>>()
         .map_err(|_| Failure::bad("an id is no 32-bit number"))?;
+    let unknown = ids.iter().find(|id| served.chat.tokenizer.token_of(**id).is_none());
+    if let Some(id) = unknown {
+        return Err(Failure::of("tokens", format!("id {id} is not in the vocabulary")));
+    }
     let skip = body.skip_special_tokens != Some(false);
     let text = served
         .chat

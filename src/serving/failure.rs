@@ -10,23 +10,31 @@ use serde_json::{Value, json};
 pub(super) struct Failure {
     pub(super) status: StatusCode,
     pub(super) message: String,
+    /// The member of the request that is to blame, if it is one.
+    pub(super) param: Option<&'static str>,
 }
 
 impl Failure {
     /// The request itself is wrong.
     pub(super) fn bad(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, message: message.into() }
+        Self { status: StatusCode::BAD_REQUEST, message: message.into(), param: None }
+    }
+
+    /// A member of the request is wrong.
+    pub(super) fn of(member: &'static str, message: impl Into<String>) -> Self {
+        Self { param: Some(member), ..Self::bad(message) }
     }
 
     /// The engine cannot go on.
     pub(super) fn internal(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::INTERNAL_SERVER_ERROR, message: message.into() }
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        Self { status, message: message.into(), param: None }
     }
 
     /// The engine is stopping, or has stopped.
     pub(super) fn stopped() -> Self {
         let message = "the engine is shutting down".to_owned();
-        Self { status: StatusCode::SERVICE_UNAVAILABLE, message }
+        Self { status: StatusCode::SERVICE_UNAVAILABLE, message, param: None }
     }
 
     /// Returns the flat body of the `/v1` routes.
@@ -42,7 +50,7 @@ impl Failure {
             "object": "error",
             "message": self.message,
             "type": kind,
-            "param": null,
+            "param": self.param,
             "code": self.status.as_u16(),
         })
     }
@@ -62,6 +70,10 @@ impl IntoResponse for Failure {
 
 /// Reads a JSON body; what is wrong with it is a bad request, as in SGLang.
 pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    // A list could pass for an object whose members have no names.
+    if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+        return Err(Failure::bad("the body is no JSON object"));
+    }
     let error = match serde_json::from_slice(body) {
         Ok(read) => return Ok(read),
         Err(error) => error,

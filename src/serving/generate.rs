@@ -102,11 +102,7 @@ fn task(
 ) -> Result<Task, Failure> {
     let prompt = checked(prompt, &served.config)?;
     let wanted = body.return_logprob == Some(true);
-    let mut wishes = Wishes::of_generate(body.sampling_params.clone().unwrap_or_default());
-    if wanted {
-        wishes.top = body.top_logprobs_num;
-        wishes.chosen = body.token_ids_logprob.clone().unwrap_or_default();
-    }
+    let wishes = Wishes::of_generate(body)?;
     let plan = wishes.plan(&served.config, prompt.len(), served.seed())?;
     let start = match body.logprob_start_len.filter(|_| wanted).unwrap_or(-1) {
         -1 => None,
@@ -129,7 +125,10 @@ fn task(
     let rid = match &body.rid {
         Some(Value::String(rid)) => Some(rid.as_str()),
         Some(Value::Array(rids)) => rids.get(place).and_then(Value::as_str),
-        _ => None,
+        None | Some(Value::Null) => None,
+        Some(_) => {
+            return Err(Failure::of("rid", "`rid` is neither a string nor a list of strings"));
+        }
     };
     let sampling = &wishes.body;
     let order = Order {

@@ -1,18 +1,21 @@
 //! From a request's body to a plan: defaults, limits, refusals.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::model::{Config, SamplingParams};
-use crate::wire::sglang::{ChatBody, SamplingBody};
+use crate::wire::sglang::{ChatBody, GenerateBody, SamplingBody};
 
 use super::compute::Plan;
 use super::failure::Failure;
 use super::text::Stops;
+use super::unsupported::{self, Place};
 
 /// Most answers to one request.
 pub(super) const MOST_ANSWERS: i64 = 128;
 /// Most alternatives per token.
 const MOST_TOP: i64 = 64;
+/// Highest temperature: hotter than this all tokens are alike, and f32 ends.
+const MOST_TEMPERATURE: f64 = 1000.0;
 /// Longest answer of `/generate` if nothing is said, as in SGLang.
 const GENERATE_DEFAULT: i64 = 128;
 
@@ -26,10 +29,20 @@ pub(super) struct Wishes {
 
 impl Wishes {
     /// Reads a chat's body.
-    pub(super) fn of_chat(body: &ChatBody) -> Self {
-        Self {
+    pub(super) fn of_chat(body: &ChatBody) -> Result<Self, Failure> {
+        unsupported::refuse(&body.further, Place::Chat)?;
+        let top = bounded_top("top_logprobs", body.top_logprobs)?;
+        let longest = match (body.max_completion_tokens, body.max_tokens) {
+            (Some(longest), _) => Some(("max_completion_tokens", longest)),
+            (None, longest) => longest.map(|longest| ("max_tokens", longest)),
+        };
+        if let Some((name, longest @ ..1)) = longest {
+            let message = format!("`{name}` is {longest}; an answer has 1 token or more");
+            return Err(Failure::of(name, message));
+        }
+        Ok(Self {
             body: SamplingBody {
-                max_new_tokens: body.max_completion_tokens.or(body.max_tokens),
+                max_new_tokens: longest.map(|(_, longest)| longest),
                 temperature: body.temperature,
                 top_p: body.top_p,
                 top_k: body.top_k,
@@ -41,23 +54,32 @@ impl Wishes {
                 ignore_eos: body.ignore_eos,
                 no_stop_trim: body.no_stop_trim,
                 skip_special_tokens: body.skip_special_tokens,
+                further: Map::new(),
             },
-            top: body.top_logprobs.filter(|_| body.logprobs == Some(true)),
+            top: top.filter(|_| body.logprobs == Some(true)),
             chosen: Vec::new(),
-        }
+        })
     }
 
     /// Returns the wishes of `/generate`, whose answers have a default length.
-    pub(super) fn of_generate(mut body: SamplingBody) -> Self {
-        body.max_new_tokens.get_or_insert(GENERATE_DEFAULT);
-        Self { body, ..Self::default() }
+    pub(super) fn of_generate(body: &GenerateBody) -> Result<Self, Failure> {
+        unsupported::refuse(&body.further, Place::Generate)?;
+        let mut sampling = body.sampling_params.clone().unwrap_or_default();
+        unsupported::refuse(&sampling.further, Place::Sampling)?;
+        sampling.max_new_tokens.get_or_insert(GENERATE_DEFAULT);
+        let wanted = body.return_logprob == Some(true);
+        Ok(Self {
+            body: sampling,
+            top: bounded_top("top_logprobs_num", body.top_logprobs_num)?.filter(|_| wanted),
+            chosen: body.token_ids_logprob.clone().filter(|_| wanted).unwrap_or_default(),
+        })
     }
 
     /// Returns the number of answers.
     pub(super) fn answers(&self) -> Result<usize, Failure> {
         match self.body.n.unwrap_or(1) {
             n @ 1..=MOST_ANSWERS => Ok(n as usize),
-            n => Err(Failure::bad(format!("`n` is {n}; it may be 1 to {MOST_ANSWERS}"))),
+            n => Err(Failure::of("n", format!("`n` is {n}; it may be 1 to {MOST_ANSWERS}"))),
         }
     }
 
@@ -85,12 +107,15 @@ impl Wishes {
             Some(true) => Vec::new(),
             _ => config.eos_token_ids.clone(),
         };
-        let further = body.stop_token_ids.iter().flatten();
-        stop_ids.extend(further.filter_map(|id| i32::try_from(*id).ok()));
-        let top = match self.top.unwrap_or(0) {
-            top @ 0..=MOST_TOP => top as usize,
-            top => return Err(Failure::bad(format!("{top} top log-probs; at most {MOST_TOP}"))),
-        };
+        for id in body.stop_token_ids.iter().flatten() {
+            if !(0..config.vocab_size).contains(id) {
+                let size = config.vocab_size;
+                let message =
+                    format!("`stop_token_ids` has {id}, outside the vocabulary of {size}");
+                return Err(Failure::of("stop_token_ids", message));
+            }
+            stop_ids.extend(i32::try_from(*id));
+        }
         if let Some(id) = self.chosen.iter().find(|id| !(0..config.vocab_size).contains(id)) {
             return Err(outside(*id, config));
         }
@@ -98,7 +123,7 @@ impl Wishes {
             sampling: self.sampling(config, seed)?,
             max_new: longest(body.max_new_tokens, prompt, config)?,
             stop_ids,
-            top,
+            top: self.top.unwrap_or(0) as usize,
             chosen: self.chosen.clone(),
         })
     }
@@ -109,24 +134,24 @@ impl Wishes {
         let temperature = body.temperature.unwrap_or(temperature);
         let top_p = body.top_p.unwrap_or(top_p);
         let min_p = body.min_p.unwrap_or(min_p);
-        if !(temperature >= 0.0 && (temperature as f32).is_finite()) {
-            return Err(Failure::bad(format!(
-                "`temperature` is {temperature}; it may be 0 or more"
-            )));
+        if !(0.0..=MOST_TEMPERATURE).contains(&temperature) {
+            let message =
+                format!("`temperature` is {temperature:?}; it may be 0 to {MOST_TEMPERATURE}");
+            return Err(Failure::of("temperature", message));
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
-            return Err(Failure::bad(format!("`top_p` is {top_p}; it may be above 0, to 1")));
+            let message = format!("`top_p` is {top_p}; it may be above 0, to 1");
+            return Err(Failure::of("top_p", message));
         }
         if !(0.0..=1.0).contains(&min_p) {
-            return Err(Failure::bad(format!("`min_p` is {min_p}; it may be 0 to 1")));
+            return Err(Failure::of("min_p", format!("`min_p` is {min_p}; it may be 0 to 1")));
         }
         let top_k = match body.top_k.unwrap_or(top_k) {
             -1 => 0,
             top_k @ 1.. => top_k as usize,
             top_k => {
-                return Err(Failure::bad(format!(
-                    "`top_k` is {top_k}; it may be -1, or 1 or more"
-                )));
+                let message = format!("`top_k` is {top_k}; it may be -1, or 1 or more");
+                return Err(Failure::of("top_k", message));
             }
         };
         Ok(SamplingParams {
@@ -201,4 +226,14 @@ pub(super) fn checked(ids: Vec<i64>, config: &Config) -> Result<Vec<i64>, Failur
 
 fn outside(id: i64, config: &Config) -> Failure {
     Failure::bad(format!("id {id} is outside the vocabulary of {}", config.vocab_size))
+}
+
+/// Checks a number of alternatives, wanted or not.
+fn bounded_top(name: &'static str, top: Option<i64>) -> Result<Option<i64>, Failure> {
+    match top {
+        None | Some(0..=MOST_TOP) => Ok(top),
+        Some(top) => {
+            Err(Failure::of(name, format!("`{name}` is {top}; it may be 0 to {MOST_TOP}")))
+        }
+    }
 }

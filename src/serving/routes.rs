@@ -57,6 +57,7 @@ impl Served {
 
     /// Returns the handle of a request.
     pub(super) fn rid(&self, given: Option<&str>) -> Arc<str> {
+        let given = given.filter(|rid| !rid.is_empty());
         given.map_or_else(|| uuid::Uuid::now_v7().simple().to_string().into(), Arc::from)
     }
 
@@ -113,7 +114,8 @@ async fn guard(State(served): Shared, request: Request, next: Next) -> Response 
         let given = given.map(|(_, key)| key.trim());
         if given.is_none_or(|given| digest(given) != *key) {
             let status = StatusCode::UNAUTHORIZED;
-            return Failure { status, message: "wrong or missing key".to_owned() }.into_response();
+            let message = "wrong or missing key".to_owned();
+            return Failure { status, message, param: None }.into_response();
         }
     }
     next.run(request).await
@@ -121,7 +123,7 @@ async fn guard(State(served): Shared, request: Request, next: Next) -> Response 
 
 async fn unknown(request: Request) -> Failure {
     let message = format!("no route {} {}", request.method(), request.uri().path());
-    Failure { status: StatusCode::NOT_FOUND, message }
+    Failure { status: StatusCode::NOT_FOUND, message, param: None }
 }
 
 async fn health(State(served): Shared) -> StatusCode {

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 /// Body of `POST /v1/chat/completions`.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct ChatBody {
     /// Name of the model; any name is served.
     pub model: Option<String>,
@@ -66,10 +67,14 @@ pub struct ChatBody {
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// The caller's handle for `/abort_request`.
     pub rid: Option<String>,
+    /// Every other member.
+    #[serde(flatten)]
+    pub further: Map<String, Value>,
 }
 
 /// The `stream_options` of a chat.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct StreamOptions {
     /// Whether a last chunk carries the usage.
     pub include_usage: Option<bool>,
@@ -77,6 +82,7 @@ pub struct StreamOptions {
 
 /// Body of `POST /generate`.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct GenerateBody {
     /// A text, or a list of them.
     pub text: Option<Value>,
@@ -100,10 +106,14 @@ pub struct GenerateBody {
     pub stream: Option<bool>,
     /// The caller's handle for `/abort_request`.
     pub rid: Option<Value>,
+    /// Every other member.
+    #[serde(flatten)]
+    pub further: Map<String, Value>,
 }
 
 /// The `sampling_params` of `/generate`.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct SamplingBody {
     /// Longest answer, in tokens; 0 scores the prompt only.
     pub max_new_tokens: Option<i64>,
@@ -129,10 +139,14 @@ pub struct SamplingBody {
     pub no_stop_trim: Option<bool>,
     /// Whether special tokens stay out of the text.
     pub skip_special_tokens: Option<bool>,
+    /// Every other member.
+    #[serde(flatten)]
+    pub further: Map<String, Value>,
 }
 
 /// Body of `POST /tokenize`.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct TokenizeBody {
     /// Plain text.
     pub prompt: Option<String>,
@@ -148,6 +162,7 @@ pub struct TokenizeBody {
 
 /// Body of `POST /detokenize`.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct DetokenizeBody {
     /// The ids.
     pub tokens: Vec<i64>,
@@ -157,6 +172,7 @@ pub struct DetokenizeBody {
 
 /// Body of `POST /update_weights_from_disk`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct UpdateBody {
     /// Folder that the server can read.
     pub model_path: String,
@@ -177,6 +193,7 @@ fn yes() -> bool {
 
 /// Body of `POST /pause_generation`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct PauseBody {
     /// What happens to running requests; `abort` if nothing is said.
     #[serde(default)]
@@ -185,7 +202,7 @@ pub struct PauseBody {
 
 /// What a pause does to running requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", expecting = "one of `abort`, `in_place`, `retract`")]
 pub enum PauseMode {
     /// Ends them.
     #[default]
@@ -198,6 +215,7 @@ pub enum PauseMode {
 
 /// Body of `POST /abort_request`.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
 pub struct AbortBody {
     /// The request to end.
     pub rid: Option<String>,
@@ -220,6 +238,8 @@ pub struct Outcome {
 pub struct ModelInfo {
     /// Folder or hub name of the weights.
     pub model_path: Option<String>,
+    /// Folder or hub name of the tokenizer, if it is not the model's.
+    pub tokenizer_path: Option<String>,
     /// Name under which the model is served.
     pub served_model_name: Option<String>,
     /// Version of the weights, as its last pusher named it.

@@ -1,5 +1,7 @@
 //! The embedded engine through real sockets, on the tiny models.
 
+mod members;
+
 use std::path::{Path, PathBuf};
 
 use oclaw::engine::{Engine, EngineOptions, Pushed, ScoreRequest};
@@ -406,6 +408,26 @@ async fn bad_requests_are_told_what_is_wrong() {
             "`messages[0].content` is neither text nor a list of parts",
         ),
         (chat, json!({"messages": hello, "temperature": -1}), "`temperature` is -1"),
+        (
+            chat,
+            json!({"messages": hello, "temperature": 1e300}),
+            "`temperature` is 1e300; it may be 0 to 1000",
+        ),
+        (chat, json!([1]), "the body is no JSON object"),
+        (chat, json!({"messages": hello, "stream_options": 5}), "expected an object"),
+        (chat, json!({"messages": hello, "max_tokens": 0}), "`max_tokens` is 0"),
+        (
+            chat,
+            json!({"messages": hello, "max_tokens": 5, "max_completion_tokens": 0}),
+            "`max_completion_tokens` is 0",
+        ),
+        (chat, json!({"messages": hello, "top_logprobs": -1}), "`top_logprobs` is -1"),
+        (chat, json!({"messages": hello, "top_logprobs": 65}), "it may be 0 to 64"),
+        (
+            chat,
+            json!({"messages": hello, "stop_token_ids": [5, 1024]}),
+            "`stop_token_ids` has 1024, outside the vocabulary of 1024",
+        ),
         (chat, json!({"messages": hello, "top_p": 0}), "`top_p` is 0"),
         (chat, json!({"messages": hello, "top_k": 0}), "`top_k` is 0"),
         (chat, json!({"messages": hello, "n": 0}), "`n` is 0"),
@@ -434,7 +456,24 @@ async fn bad_requests_are_told_what_is_wrong() {
             json!({"input_ids": [1], "return_logprob": true, "logprob_start_len": 2}),
             "`logprob_start_len` is 2",
         ),
+        (
+            "/generate",
+            json!({"input_ids": [1], "sampling_params": {"stop_token_ids": [-1]}}),
+            "`stop_token_ids` has -1",
+        ),
+        ("/generate", json!({"input_ids": [1], "top_logprobs_num": 65}), "it may be 0 to 64"),
+        ("/generate", json!({"input_ids": [1], "sampling_params": 5}), "expected an object"),
+        ("/generate", json!({"input_ids": [1], "rid": 5}), "`rid` is neither"),
         ("/tokenize", json!({}), "exactly one of"),
+        ("/tokenize", json!({"messages": [{"content": "x"}]}), "`messages[0]` has no `role`"),
+        ("/detokenize", json!({"tokens": [5, 99999]}), "id 99999 is not in the vocabulary"),
+        ("/detokenize", json!({"tokens": [-1]}), "id -1 is not in the vocabulary"),
+        ("/detokenize", json!({"tokens": 5}), "expected a sequence"),
+        ("/abort_request", json!({"rid": ""}), "give a `rid`"),
+        ("/abort_request", json!(5), "the body is no JSON object"),
+        ("/pause_generation", json!({"mode": "x"}), "unknown variant `x`"),
+        ("/pause_generation", json!({"mode": 5}), "expected"),
+        ("/update_weights_from_disk", json!({}), "missing field `model_path`"),
     ];
     for (path, body, expected) in table {
         let shown: String = body.to_string().chars().take(80).collect();
@@ -444,7 +483,9 @@ async fn bad_requests_are_told_what_is_wrong() {
             "/generate" => &answer["error"]["message"],
             _ => &answer["message"],
         };
-        assert!(message.as_str().unwrap().contains(expected), "{shown}: {answer}");
+        let message = message.as_str().unwrap();
+        assert!(message.contains(expected), "{shown}: {answer}");
+        assert!(!message.contains("struct ") && !message.contains("enum "), "{shown}: {answer}");
         if path != "/generate" {
             assert_eq!((&answer["object"], &answer["code"]), (&json!("error"), &json!(400)));
         }
