@@ -8,6 +8,7 @@ use oclaw::engine::{self, Dialect, Engine, EngineOptions};
 use oclaw::journal::{self, Roll, Sync};
 use oclaw::proxy::{self, Keys, Limits, Summary};
 use oclaw::table::{Provenance, StageLine};
+use oclaw::template::{Template, Tokenizer};
 use secrecy::SecretString;
 
 use crate::common::Context;
@@ -197,6 +198,7 @@ async fn options(
         usage: None,
     });
     let retention = args.session_idle.saturating_mul(RETENTION).as_micros();
+    let origin = origin(args.model.as_deref(), &engine).await;
     proxy::Options {
         listen: args.listen,
         temperature: default_temperature(&engine).await,
@@ -211,7 +213,7 @@ async fn options(
             roll: Roll { rows: args.shard_rows, bytes: args.shard_bytes, age: args.shard_age },
             retention: i64::try_from(retention).unwrap_or(i64::MAX),
             compact: COMPACT,
-            provenance: Provenance { lines: lines.into_iter().collect(), ..Provenance::default() },
+            provenance: Provenance { lines: lines.into_iter().collect(), ..origin },
         },
         session_idle: args.session_idle,
         flush_open: args.flush_open,
@@ -242,6 +244,28 @@ async fn default_temperature(engine: &Engine) -> Option<f32> {
     match config.get("temperature") {
         None | Some(serde_json::Value::Null) => Some(1.0),
         Some(temperature) => temperature.as_f64().map(|temperature| temperature as f32),
+    }
+}
+
+/// Finds the tokenizer and the chat template that make the ids: in the model's
+/// folder, or in the one that SGLang names, if that is on this machine. Another
+/// server's ids are nobody's that we know.
+async fn origin(model: Option<&Path>, engine: &Engine) -> Provenance {
+    let folder = match model {
+        Some(model) => Some(model.to_owned()),
+        None if engine.dialect() == Dialect::Sglang => {
+            let info = engine.model_info().await.unwrap_or_default();
+            // A relative path, or a hub name, is relative to the server.
+            let named = info.tokenizer_path.or(info.model_path).map(PathBuf::from);
+            named.filter(|folder| folder.is_absolute())
+        }
+        None => None,
+    };
+    let Some(folder) = folder else { return Provenance::default() };
+    Provenance {
+        tokenizer_hash: Tokenizer::hash_of(&folder).ok(),
+        chat_template_hash: Template::load(&folder).ok().map(|template| template.hash()),
+        ..Provenance::default()
     }
 }
 

@@ -39,6 +39,11 @@ pub mod reason {
     pub const INCOMPLETE_STREAM: &str = "incomplete_stream";
     /// Part of the answer could not be read.
     pub const UNREADABLE_ANSWER: &str = "unreadable_answer";
+    /// A message of the request has no role, or there is none: the engine's own
+    /// guess is not known.
+    pub const ODD_MESSAGES: &str = "odd_messages";
+    /// A tool of the request is no object.
+    pub const ODD_TOOLS: &str = "odd_tools";
     /// The answer held half a character, which was replaced before recording.
     pub const NOT_QUITE_JSON: &str = "not_quite_json";
 }

@@ -15,6 +15,7 @@
 mod entry;
 mod feedback;
 mod log;
+mod origin;
 mod record;
 mod recovery;
 mod state;
@@ -34,7 +35,7 @@ use tokio::sync::oneshot;
 use crate::table::Provenance;
 use crate::trajectory::words::NextStateKind;
 
-pub use entry::{Entry, Lineage, Remembered, Settings};
+pub use entry::{Entry, Lineage, Origin, Remembered, Settings};
 pub use feedback::Feedback;
 pub use record::Record;
 

@@ -8,6 +8,7 @@
 mod auth;
 mod body;
 mod chat;
+mod encoding;
 mod error;
 mod exchange;
 mod feedback;
@@ -155,6 +156,10 @@ pub async fn start(options: Options) -> Result<Running, Error> {
         retention: options.journal.retention,
         temperature: options.temperature,
         dialect: upstream.dialect,
+        origin: journal::Origin {
+            tokenizer_hash: options.journal.provenance.tokenizer_hash.clone(),
+            chat_template_hash: options.journal.provenance.chat_template_hash.clone(),
+        },
     };
     let recorder = Arc::new(Recorder::open(options.journal, settings, metrics.clone())?);
     let shared = Arc::new(Shared {

@@ -6,6 +6,7 @@
 //! nothing, because a turn that nobody extends has no next state and is never
 //! judged. Absent on purpose: sockets, files, JSON of answers.
 
+mod choice;
 mod facts;
 pub mod identity;
 mod tracker;

@@ -1,5 +1,7 @@
 //! What the engine is asked beyond what the client asked.
 
+use serde_json::Value;
+
 use crate::wire::openai::{ChatRequest, OWN_FIELDS};
 use crate::wire::span;
 
@@ -33,6 +35,8 @@ pub struct Prepared {
     pub(super) hidden_on_top: Vec<&'static str>,
     /// The dialect cannot give log-probs for this request.
     pub(super) unavailable: Option<&'static str>,
+    /// The engine accepted what is no conversation.
+    pub(super) odd: Option<&'static str>,
 }
 
 /// Members that the engine is asked for, and where the answer shows them.
@@ -101,7 +105,17 @@ pub fn prepare(body: &[u8], request: &ChatRequest, dialect: Dialect) -> Prepared
         hidden_on_top,
         unavailable: (dialect == Dialect::LlamaCpp && tools_stream)
             .then_some(super::reason::LLAMACPP_TOOLS_STREAM),
+        odd: odd(request),
     }
+}
+
+/// Returns why nobody can say what the engine made of a request.
+fn odd(request: &ChatRequest) -> Option<&'static str> {
+    let has_role = |message: &Value| message.get("role").is_some_and(Value::is_string);
+    if request.messages.is_empty() || !request.messages.iter().all(has_role) {
+        return Some(super::reason::ODD_MESSAGES);
+    }
+    request.odd_tools.then_some(super::reason::ODD_TOOLS)
 }
 
 /// Returns the client's stream options with the usage chunk wished for.

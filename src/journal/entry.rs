@@ -53,8 +53,21 @@ pub struct Entry {
     pub session_end: bool,
     pub reward_explicit: Option<f32>,
     pub feedback_text: Option<String>,
+    /// What made the ids.
+    #[serde(default)]
+    pub origin: Origin,
     /// What pairing needs.
     pub lineage: Lineage,
+}
+
+/// Which tokenizer and chat template made the ids of a turn, as far as that is
+/// known.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Origin {
+    /// Hash of the tokenizer.
+    pub tokenizer_hash: Option<String>,
+    /// Hash of the chat template.
+    pub chat_template_hash: Option<String>,
 }
 
 /// Sampling settings, as they are logged.

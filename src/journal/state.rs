@@ -51,7 +51,16 @@ impl State {
                     }
                     self.make_ready(entry)
                 }
-                None => self.keep_early(turn_id.clone(), Record::Closed { turn_id, session_end }),
+                None => match self.ready.iter_mut().find(|entry| entry.turn_id == turn_id) {
+                    // The request that extended it got an empty answer.
+                    Some(entry) => {
+                        entry.session_end |= session_end;
+                        true
+                    }
+                    None => {
+                        self.keep_early(turn_id.clone(), Record::Closed { turn_id, session_end })
+                    }
+                },
             },
             Record::Feedback { turn_id, reward, text } => self.feedback(&turn_id, reward, text),
             Record::Written { turn_ids, .. } => {
@@ -130,17 +139,17 @@ impl State {
         let open = self.open.values().map(|entry| Record::Turn(Box::new(entry.clone())));
         let rows = self.writing.iter().chain(&self.ready).flat_map(|entry| {
             let mut bare = entry.clone();
-            let end = match bare.next_state.take() {
-                Some(next_state) => Record::Extended {
-                    turn_id: bare.turn_id.clone(),
-                    next_state,
-                    kind: bare.next_state_kind,
-                },
-                None => {
-                    Record::Closed { turn_id: bare.turn_id.clone(), session_end: bare.session_end }
+            let (turn_id, session_end) = (bare.turn_id.clone(), bare.session_end);
+            let closed = Record::Closed { turn_id: turn_id.clone(), session_end };
+            let ends = match bare.next_state.take() {
+                Some(next_state) => {
+                    let kind = bare.next_state_kind;
+                    let extended = Record::Extended { turn_id, next_state, kind };
+                    [Some(extended), session_end.then_some(closed)]
                 }
+                None => [Some(closed), None],
             };
-            [Record::Turn(Box::new(bare)), end]
+            std::iter::once(Record::Turn(Box::new(bare))).chain(ends.into_iter().flatten())
         });
         // A known turn would not be taken as a new one, so these come last.
         let early = self.early.values().flatten().cloned();

@@ -15,6 +15,7 @@ use crate::trajectory;
 use super::entry::Entry;
 use super::feedback::{Feedback, FeedbackFile};
 use super::log::{Log, ShardList};
+use super::origin;
 use super::record::Record;
 use super::recovery::{unlisted_turns, with_causes};
 use super::state::State;
@@ -287,8 +288,10 @@ impl Writer {
     /// Writes a shard on a thread of its own: compressing must not keep a
     /// client waiting for its acknowledgement.
     fn start_shard(&mut self) {
-        let rows: Vec<_> = self.state.start_writing().iter().map(Entry::row).collect();
-        let (spool, provenance) = (self.options.spool.clone(), self.options.provenance.clone());
+        let entries = self.state.start_writing();
+        let provenance = origin::provenance(&self.options.provenance, entries);
+        let rows: Vec<_> = entries.iter().map(Entry::row).collect();
+        let spool = self.options.spool.clone();
         let sender = self.sender.clone();
         let work = move || {
             let writers = [trajectory::Writer::Serve];
@@ -348,11 +351,13 @@ impl Writer {
         }
         let mut failed = None;
         if !self.state.ready.is_empty() {
-            let rows: Vec<_> = self.state.start_writing().iter().map(Entry::row).collect();
+            let entries = self.state.start_writing();
+            let provenance = origin::provenance(&self.options.provenance, entries);
+            let rows: Vec<_> = entries.iter().map(Entry::row).collect();
             let writers = [trajectory::Writer::Serve];
-            let (spool, provenance) = (&self.options.spool, &self.options.provenance);
+            let spool = &self.options.spool;
             let mut bytes = Vec::new();
-            match write_shard(spool, &writers, &rows, provenance) {
+            match write_shard(spool, &writers, &rows, &provenance) {
                 Ok(path) => self.end_shard(Ok(path), &mut bytes),
                 Err(source) => {
                     self.state.stop_writing();

@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +12,13 @@ use axum::http::{Method, StatusCode, request};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
 
 use crate::capture::{Dialect, Prepared, StreamCapture, prepare, read_answer};
 use crate::session::History;
 use crate::wire::openai::ChatRequest;
 
+use super::encoding::{self, Coding};
 use super::error::Refusal;
 use super::exchange::{Caller, Exchange, Marks};
 use super::forward::{self, Call};
@@ -161,22 +164,25 @@ async fn captured(
         exchange.skip(status_reason(answer.status()));
         return Ok(passed(answer, shared, flight));
     }
-    let identity = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
-    if !answer.headers().get(CONTENT_ENCODING).is_none_or(identity) {
+    let coding = Coding::of(answer.headers());
+    if coding == Coding::Foreign {
         exchange.skip("encoded_answer");
         return Ok(passed(answer, shared, flight));
     }
     let status = answer.status();
     let mut headers = forward::answer_headers(answer.headers(), false);
+    headers.remove(CONTENT_ENCODING);
     if let Ok(turn_id) = HeaderValue::from_str(&turn_id) {
         headers.insert("x-oclaw-turn-id", turn_id);
     }
-    let body = match is_event_stream(answer.headers()) {
+    let streamed = is_event_stream(answer.headers());
+    let bytes = encoding::plain(answer, coding);
+    let body = match streamed {
         true => {
             let capture = StreamCapture::new(prepared);
-            relay::start(answer, exchange, capture, shared.clone(), (version, flight))
+            relay::start(bytes, exchange, capture, shared.clone(), (version, flight))
         }
-        false => whole(answer, prepared, exchange, shared, version).await?,
+        false => whole(bytes, prepared, exchange, shared, version).await?,
     };
     let mut response = Response::new(body);
     *response.status_mut() = status;
@@ -186,14 +192,13 @@ async fn captured(
 
 /// Reads a whole answer, records it, and returns the client's copy.
 async fn whole(
-    answer: reqwest::Response,
+    mut stream: BoxStream<'static, io::Result<Bytes>>,
     prepared: Prepared,
     exchange: Exchange,
     shared: &Arc<Shared>,
     version: Option<String>,
 ) -> Result<Body, Refusal> {
     let silence = shared.limits.silence;
-    let mut stream = answer.bytes_stream();
     let mut bytes = Vec::new();
     loop {
         match tokio::time::timeout(silence, stream.next()).await {

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use crate::capture::{Captured, Dialect, Outcome};
-use crate::journal::{self, Counts, Entry, Feedback, Journal, Lineage, Remembered};
+use crate::journal::{self, Counts, Entry, Feedback, Journal, Lineage, Origin, Remembered};
 use crate::session::{Arrival, Closed, Counted, Incoming, Key, Known, Limits, Source, Tracker};
 use crate::trajectory::words::{
     LogProbKind, NextStateKind, SessionSource, Status, TokenSource, WeightVersionSource,
@@ -25,6 +25,8 @@ pub(super) struct Settings {
     pub(super) retention: i64,
     pub(super) temperature: Option<f32>,
     pub(super) dialect: Dialect,
+    /// What makes the ids of the engine's answers.
+    pub(super) origin: Origin,
 }
 
 /// Where sessions, captured answers and the journal meet.
@@ -35,6 +37,7 @@ pub(super) struct Recorder {
     metrics: Arc<Metrics>,
     temperature: Option<f32>,
     log_prob_kind: LogProbKind,
+    origin: Origin,
 }
 
 impl Recorder {
@@ -69,6 +72,7 @@ impl Recorder {
             journal,
             metrics,
             temperature: settings.temperature,
+            origin: settings.origin,
             log_prob_kind: match settings.dialect {
                 // SGLang divides by the temperature first, the others do not.
                 Dialect::Sglang => LogProbKind::Tempered,
@@ -130,6 +134,8 @@ impl Recorder {
     ) {
         let finished_at = now();
         let mut recorded = false;
+        let mut extended = false;
+        let mut unextendable = Vec::new();
         for choice in captured {
             let ended_well = matches!(choice.outcome, Outcome::Complete | Outcome::Truncated);
             if ended_well && choice.is_empty() {
@@ -152,9 +158,15 @@ impl Recorder {
             let entry = self.entry(&exchange, choice, turn, &versions);
             self.journal.turn(entry).await;
             recorded = true;
+            extended |= extendable;
             if !extendable {
-                self.journal.close(turn_id, false);
+                unextendable.push(turn_id);
             }
+        }
+        let ends = !extended && self.tracker().is_done(&exchange.arrival.id);
+        let last = unextendable.len().saturating_sub(1);
+        for (place, turn_id) in unextendable.into_iter().enumerate() {
+            self.journal.close(turn_id, ends && place == last);
         }
         let closed = self.tracker().finish(&exchange.arrival.id, recorded, finished_at);
         exchange.finished = true;
@@ -282,6 +294,7 @@ impl Recorder {
             session_end: false,
             reward_explicit: None,
             feedback_text: None,
+            origin: self.origin.clone(),
             lineage: Lineage {
                 stated: !matches!(arrival.source, Source::Inferred | Source::None),
                 key: known.map(|known| known.key.to_string()),

@@ -48,7 +48,7 @@ enum Stop {
 
 /// Passes a stream on while reading it, and returns the client's body.
 pub(super) fn start(
-    answer: reqwest::Response,
+    upstream: BoxStream<'static, io::Result<Bytes>>,
     exchange: Exchange,
     capture: StreamCapture,
     shared: Arc<Shared>,
@@ -65,7 +65,7 @@ pub(super) fn start(
         client: Some(client),
         _flight: flight,
     };
-    tokio::spawn(stream.run(answer.bytes_stream().boxed()));
+    tokio::spawn(stream.run(upstream));
     body(queue)
 }
 
@@ -105,7 +105,7 @@ fn cut_off() -> io::Error {
 }
 
 impl Stream {
-    async fn run(mut self, mut upstream: BoxStream<'static, reqwest::Result<Bytes>>) {
+    async fn run(mut self, mut upstream: BoxStream<'static, io::Result<Bytes>>) {
         let stop = loop {
             let chunk = match self.next(&mut upstream).await {
                 Ok(chunk) => chunk,
@@ -131,7 +131,7 @@ impl Stream {
     /// Waits for the engine's next bytes.
     async fn next(
         &mut self,
-        upstream: &mut BoxStream<'static, reqwest::Result<Bytes>>,
+        upstream: &mut BoxStream<'static, io::Result<Bytes>>,
     ) -> Result<Bytes, Stop> {
         let silence = self.shared.limits.silence;
         let mut stop = self.shared.stop.subscribe();
@@ -156,7 +156,7 @@ impl Stream {
                 next = tokio::time::timeout(patience, upstream.next()) => {
                     return match next {
                         Ok(Some(Ok(chunk))) => Ok(chunk),
-                        Ok(Some(Err(error))) => Err(Stop::Broken(io::Error::other(error))),
+                        Ok(Some(Err(error))) => Err(Stop::Broken(error)),
                         Ok(None) => Err(Stop::Ended),
                         Err(_) if self.client.is_none() => Err(Stop::Abandoned),
                         Err(_) => Err(Stop::Broken(silent(silence))),

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+use super::choice::{Choice, choose, confidence, may_follow, tail};
 use super::facts::{Arrival, Closed, Counted, Extended, Incoming, Known, Limits, Source};
 use super::identity::{Key, Step, without_envelope};
 
@@ -35,6 +36,8 @@ struct Ticket {
     client: Option<String>,
     address: Option<String>,
     done: bool,
+    /// Whether a turn of it can be extended.
+    answered: bool,
 }
 
 /// The open conversations.
@@ -93,6 +96,7 @@ impl Tracker {
             client: incoming.client.clone(),
             address: incoming.address.clone(),
             done: incoming.done,
+            answered: false,
         };
         self.tickets.insert(incoming.id.clone(), ticket);
         arrival
@@ -131,7 +135,15 @@ impl Tracker {
         if !self.turns.contains_key(turn_id) {
             self.insert(known.clone(), false);
         }
+        if let Some(ticket) = self.tickets.get_mut(id) {
+            ticket.answered = true;
+        }
         Some(known)
+    }
+
+    /// Returns whether a session ends with a request's answer.
+    pub fn is_done(&self, id: &str) -> bool {
+        self.tickets.get(id).is_some_and(|ticket| ticket.done)
     }
 
     /// Ends a request. Returns the turns that are over because the session is.
@@ -149,13 +161,31 @@ impl Tracker {
             session.in_flight = session.in_flight.saturating_sub(1);
             session.last_activity = session.last_activity.max(at);
         }
-        if ticket.done { self.end_session(&session_id) } else { Vec::new() }
+        match ticket.done {
+            false => Vec::new(),
+            // What was recorded and cannot be extended is the last turn itself.
+            true if recorded && !ticket.answered => self.close_turns(&session_id, false),
+            true => self.end_session(&session_id),
+        }
     }
 
-    /// Ends a session that its client declared done.
+    /// Ends a session that its client declared done. Its last turn is told even
+    /// if a request extends it already: the answer to that one was empty.
     pub fn end_session(&mut self, session_id: &str) -> Vec<Closed> {
+        let mut closed = self.close_turns(session_id, true);
+        let last = self.sessions.get(session_id).and_then(|session| session.turns.last());
+        let told = |turn_id: &String| closed.iter().any(|closed| closed.turn_id == *turn_id);
+        if let Some(turn_id) = last.filter(|turn_id| !told(turn_id)).cloned() {
+            closed.push(Closed { turn_id, session_end: true });
+        }
+        closed
+    }
+
+    /// Closes what is open of a session; `ends` says whether the last turn is
+    /// the end of it.
+    fn close_turns(&mut self, session_id: &str, ends: bool) -> Vec<Closed> {
         let Some(session) = self.sessions.get(session_id) else { return Vec::new() };
-        let last = session.turns.last();
+        let last = session.turns.last().filter(|_| ends);
         let mut closed = Vec::new();
         for turn_id in &session.turns {
             if let Some(entry) = self.turns.get_mut(turn_id).filter(|entry| entry.known.open) {
@@ -178,7 +208,7 @@ impl Tracker {
             past.map(|(id, _)| id.clone()).collect::<Vec<_>>()
         };
         let (over, mut forgotten) = (past(self.limits.idle), past(self.limits.retention));
-        let closed = over.iter().flat_map(|id| self.end_session(id)).collect();
+        let closed = over.iter().flat_map(|id| self.close_turns(id, true)).collect();
         if self.turns.len() > self.limits.turns {
             forgotten.extend(self.oldest());
         }
@@ -344,54 +374,4 @@ enum Found {
     Turn { turn_id: String, step: usize },
     Ambiguous,
     Nothing,
-}
-
-enum Choice<'a> {
-    One(&'a Known),
-    Several,
-    None,
-}
-
-/// Returns whether a request may follow a turn whose messages it repeats.
-fn may_follow(known: &Known, incoming: &Incoming<'_>) -> bool {
-    match &incoming.session {
-        Some((session_id, _)) => known.session_id == *session_id,
-        // A named key is a person; another person's turn is never extended.
-        None => !known.stated && known.client == incoming.client,
-    }
-}
-
-/// Chooses among the turns that one history fits.
-fn choose<'a>(mut fits: Vec<&'a Known>, incoming: &Incoming<'_>) -> Choice<'a> {
-    if fits.len() > 1 {
-        let near =
-            |known: &&Known| known.client == incoming.client && known.address == incoming.address;
-        if fits.iter().any(near) {
-            fits.retain(near);
-        }
-    }
-    // Turns of one session with one history are retries of each other: the
-    // client shows the latest.
-    let Some(latest) = fits.iter().max_by_key(|known| (known.at, &known.turn_id)) else {
-        return Choice::None;
-    };
-    match fits.iter().all(|known| known.session_id == latest.session_id) {
-        true => Choice::One(latest),
-        false => Choice::Several,
-    }
-}
-
-fn confidence(known: &Known, incoming: &Incoming<'_>) -> f32 {
-    let mut confidence = 0.9;
-    if known.system != incoming.history.system {
-        confidence -= 0.2;
-    }
-    if known.address != incoming.address {
-        confidence -= 0.2;
-    }
-    confidence
-}
-
-fn tail(id: &str) -> &str {
-    id.get(id.len().saturating_sub(12)..).unwrap_or(id)
 }

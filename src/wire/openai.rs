@@ -17,6 +17,8 @@ pub struct ChatRequest {
     pub messages_text: String,
     /// The tool definitions' JSON, if there are any.
     pub tools_text: Option<String>,
+    /// Whether there are tools and one of them is no object.
+    pub odd_tools: bool,
     /// Whether the answer is to be streamed.
     pub stream: bool,
     /// Whether the client wants the usage chunk of a stream.
@@ -85,6 +87,7 @@ impl ChatRequest {
                 .unwrap_or_else(|| Value::from(messages.clone()).to_string()),
             messages,
             tools_text: tools_text.filter(|_| has_tools(&body)),
+            odd_tools: has_tools(&body) && !tools(&body).all(Value::is_object),
             stream: truth(body.get("stream")),
             include_usage: truth(include_usage),
             choices: number(&body, "n").map_or(1, |n| n as u32).max(1),
@@ -141,7 +144,11 @@ pub fn is_truthy(word: &str) -> bool {
 }
 
 fn has_tools(body: &Map<String, Value>) -> bool {
-    body.get("tools").and_then(Value::as_array).is_some_and(|tools| !tools.is_empty())
+    tools(body).next().is_some()
+}
+
+fn tools(body: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    body.get("tools").and_then(Value::as_array).into_iter().flatten()
 }
 
 fn truth(value: Option<&Value>) -> bool {

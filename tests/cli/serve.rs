@@ -313,6 +313,11 @@ fn bad_starts_name_the_thing() {
             2,
             "no unit `moons`",
         ),
+        (
+            [&start[..], &[spool.as_str(), "--session-idle", "1e300"]].concat(),
+            2,
+            "no time: `1e300`; wanted 0 to 8760 h",
+        ),
         ([&start[..], &[spool.as_str(), "--shard-rows", "0"]].concat(), 2, "not a number of rows"),
     ] {
         let output = oclaw().arg("serve").args(&arguments).output().unwrap();
@@ -377,8 +382,54 @@ fn a_model_inside_the_process_is_captured_exactly() {
         );
     }
     assert_eq!(rows[0].next_state_kind, NextStateKind::User);
+    refused_for_another_model(folder.path());
     let lint = oclaw().arg("lint").arg(folder.path()).output().unwrap();
     assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
+}
+
+/// The shards say which tokenizer made their ids; stages with another refuse.
+#[cfg(feature = "torch")]
+fn refused_for_another_model(spool: &Path) {
+    let models = crate::harness::models();
+    let own = models.join("tiny-qwen3");
+    let aside = tempfile::tempdir().unwrap();
+    let other = aside.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    for entry in std::fs::read_dir(&own).unwrap().map(|entry| entry.unwrap()) {
+        std::fs::copy(entry.path(), other.join(entry.file_name())).unwrap();
+    }
+    let tokenizer = other.join("tokenizer.json");
+    let text = std::fs::read_to_string(&tokenizer).unwrap();
+    std::fs::write(&tokenizer, format!("{text}\n")).unwrap();
+    let source = oclaw::table::Source::open(&[spool.to_owned()]).unwrap();
+    let found = source.provenance();
+    let chat = oclaw::template::Chat::load(&own).unwrap();
+    assert_eq!(found.tokenizer_hash, Some(chat.tokenizer.hash()));
+    assert_eq!(found.chat_template_hash, Some(chat.template_hash()));
+    let judged = aside.path().join("judged.parquet");
+    let ready = aside.path().join("ready.parquet");
+    oclaw().args(["judge", "--rules", "-o"]).args([&judged, &spool.to_owned()]).assert().success();
+    let advantage = ["advantage", "--estimator", "grpo", "-o"];
+    oclaw().args(advantage).args([&ready, &judged]).assert().success();
+    let hashes = [own.as_path(), other.as_path()]
+        .map(|folder| oclaw::template::Tokenizer::hash_of(folder).unwrap());
+    let out = aside.path().join("policy");
+    for (arguments, input) in [
+        (vec!["teacher-lp".into(), "-o".into(), aside.path().join("taught")], spool),
+        (
+            vec!["train".into(), "--estimator".into(), "grpo".into(), "--out".into(), out.clone()],
+            ready.as_path(),
+        ),
+    ] {
+        let mut command = oclaw();
+        command.args(&arguments).arg("--model").arg(&other).arg(input);
+        let output = command.output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains("is not the one that made the ids"), "{told}");
+        assert!(hashes.iter().all(|hash| told.contains(hash)), "{told}");
+    }
+    assert!(!out.join("latest").exists());
 }
 
 /// Before anything runs there is nothing to drain: a signal ends the start.

@@ -172,7 +172,18 @@ impl FakeUpstream {
     pub(crate) fn wait(&self, wanted: impl Fn(&[Seen]) -> bool) {
         let seen = self.0.seen.lock().unwrap();
         let waiting = self.0.changed.wait_timeout_while(seen, PATIENCE, |seen| !wanted(seen));
-        assert!(!waiting.unwrap().1.timed_out(), "the upstream never saw it");
+        let (seen, waited) = waiting.unwrap();
+        let shown: Vec<_> = seen.iter().map(|seen| (&seen.target, seen.closed)).collect();
+        assert!(!waited.timed_out(), "the upstream never saw it, but {shown:?}");
+    }
+
+    /// Waits until so many chats were hung up on. Only chats count: a question
+    /// about the weights that was on its way ends with the chat that asked it,
+    /// and whether one was depends on the clock.
+    pub(crate) fn wait_for_hang_ups(&self, wanted: usize) {
+        self.wait(|seen| {
+            seen.iter().filter(|seen| seen.is_chat() && seen.closed).count() == wanted
+        });
     }
 
     /// Stops answering: connections are refused from now on.

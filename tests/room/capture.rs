@@ -17,37 +17,41 @@ fn sent(body: &str, dialect: Dialect) -> String {
     String::from_utf8(prepared(body, dialect).body).unwrap()
 }
 
-const PLAIN: &str = r#"{"model":"q","messages":[]}"#;
-const STREAM: &str = r#"{"model":"q","messages":[],"stream":true}"#;
+const PLAIN: &str = r#"{"model":"q","messages":[{"role":"user"}]}"#;
+const STREAM: &str = r#"{"model":"q","messages":[{"role":"user"}],"stream":true}"#;
 
 #[test]
 fn each_dialect_is_asked_in_its_own_way_and_nothing_else_changes() {
     use Dialect::{Generic, LlamaCpp, Sglang, Vllm};
-    let tools = r#"{"messages":[],"stream":true,"tools":[{"x":1}]}"#;
+    let tools = r#"{"messages":[{"role":"user"}],"stream":true,"tools":[{"x":1}]}"#;
     for (body, dialect, expected) in [
         (PLAIN, Generic, PLAIN),
         (STREAM, Generic, STREAM),
         (
             PLAIN,
             Sglang,
-            r#"{"model":"q","messages":[],"logprobs":true,"return_token_ids":true,"return_meta_info":true}"#,
+            r#"{"model":"q","messages":[{"role":"user"}],"logprobs":true,"return_token_ids":true,"return_meta_info":true}"#,
         ),
         (
             STREAM,
             Sglang,
-            r#"{"model":"q","messages":[],"stream":true,"logprobs":true,"return_input_ids_in_sglext":true,"return_output_ids_in_sglext":true,"stream_options":{"include_usage":true}}"#,
+            r#"{"model":"q","messages":[{"role":"user"}],"stream":true,"logprobs":true,"return_input_ids_in_sglext":true,"return_output_ids_in_sglext":true,"stream_options":{"include_usage":true}}"#,
         ),
-        (PLAIN, Vllm, r#"{"model":"q","messages":[],"logprobs":true,"return_token_ids":true}"#),
+        (
+            PLAIN,
+            Vllm,
+            r#"{"model":"q","messages":[{"role":"user"}],"logprobs":true,"return_token_ids":true}"#,
+        ),
         (
             STREAM,
             Vllm,
-            r#"{"model":"q","messages":[],"stream":true,"logprobs":true,"return_token_ids":true,"stream_options":{"include_usage":true}}"#,
+            r#"{"model":"q","messages":[{"role":"user"}],"stream":true,"logprobs":true,"return_token_ids":true,"stream_options":{"include_usage":true}}"#,
         ),
-        (PLAIN, LlamaCpp, r#"{"model":"q","messages":[],"logprobs":true}"#),
+        (PLAIN, LlamaCpp, r#"{"model":"q","messages":[{"role":"user"}],"logprobs":true}"#),
         (
             tools,
             LlamaCpp,
-            r#"{"messages":[],"stream":true,"tools":[{"x":1}],"stream_options":{"include_usage":true}}"#,
+            r#"{"messages":[{"role":"user"}],"stream":true,"tools":[{"x":1}],"stream_options":{"include_usage":true}}"#,
         ),
         // Spaces, numbers, order and unknown members stay; our fields go.
         (
@@ -57,19 +61,19 @@ fn each_dialect_is_asked_in_its_own_way_and_nothing_else_changes() {
         ),
         // A refusal is overruled where it stands; what was asked for stays.
         (
-            r#"{"logprobs":false,"messages":[],"logprobs":null,"top_logprobs":3}"#,
+            r#"{"logprobs":false,"messages":[{"role":"user"}],"logprobs":null,"top_logprobs":3}"#,
             Vllm,
-            r#"{"logprobs":true,"messages":[],"logprobs":true,"top_logprobs":3,"return_token_ids":true}"#,
+            r#"{"logprobs":true,"messages":[{"role":"user"}],"logprobs":true,"top_logprobs":3,"return_token_ids":true}"#,
         ),
         (
-            r#"{"messages":[],"stream":true,"logprobs":true,"return_token_ids":true,"stream_options":{"include_usage":false,"y":2}}"#,
+            r#"{"messages":[{"role":"user"}],"stream":true,"logprobs":true,"return_token_ids":true,"stream_options":{"include_usage":false,"y":2}}"#,
             Vllm,
-            r#"{"messages":[],"stream":true,"logprobs":true,"return_token_ids":true,"stream_options":{"include_usage":true,"y":2}}"#,
+            r#"{"messages":[{"role":"user"}],"stream":true,"logprobs":true,"return_token_ids":true,"stream_options":{"include_usage":true,"y":2}}"#,
         ),
         (
-            r#"{"messages":[],"stream":true,"stream_options":null,"logprobs":true}"#,
+            r#"{"messages":[{"role":"user"}],"stream":true,"stream_options":null,"logprobs":true}"#,
             LlamaCpp,
-            r#"{"messages":[],"stream":true,"stream_options":{"include_usage":true},"logprobs":true}"#,
+            r#"{"messages":[{"role":"user"}],"stream":true,"stream_options":{"include_usage":true},"logprobs":true}"#,
         ),
     ] {
         assert_eq!(sent(body, dialect), expected, "{dialect:?}");
@@ -110,7 +114,7 @@ fn a_whole_answer_is_captured_and_the_client_gets_its_own_part() {
     }
     assert_eq!(String::from_utf8(answer.client.unwrap()).unwrap(), expected.to_string());
     // Who asked for all of it gets all of it.
-    let all = r#"{"messages":[],"logprobs":true,"return_token_ids":true,"return_meta_info":true}"#;
+    let all = r#"{"messages":[{"role":"user"}],"logprobs":true,"return_token_ids":true,"return_meta_info":true}"#;
     let answer =
         read_answer(sglang_answer().to_string().as_bytes(), &prepared(all, Dialect::Sglang));
     assert_eq!((answer.client, answer.captured.len()), (None, 1));
@@ -281,7 +285,7 @@ fn choices_are_kept_apart_by_their_index() {
         "meta_info":{"output_token_logprobs":[[-0.5, id, null]]}})
     };
     let answer = json!({"choices":[choice(1, 11), choice(0, 10)],"usage":{"completion_tokens":2}});
-    let body = r#"{"messages":[],"n":2}"#;
+    let body = r#"{"messages":[{"role":"user"}],"n":2}"#;
     let read = read_answer(answer.to_string().as_bytes(), &prepared(body, Dialect::Sglang));
     for captured in &read.captured {
         assert_eq!(captured.response_ids, Some(vec![10 + i32::from(captured.choice)]));
@@ -396,7 +400,8 @@ fn a_stream_is_captured_whatever_its_chunks_and_its_lines() {
         }
         events(&documents)
     };
-    let request = r#"{"messages":[],"stream":true,"stream_options":{"include_usage":false}}"#;
+    let request =
+        r#"{"messages":[{"role":"user"}],"stream":true,"stream_options":{"include_usage":false}}"#;
     for (name, text, client) in [
         ("as it is", canonical.clone(), expected_client.clone()),
         ("crlf", canonical.replace('\n', "\r\n"), expected_client.replace('\n', "\r\n")),
@@ -430,8 +435,7 @@ fn a_stream_is_captured_whatever_its_chunks_and_its_lines() {
     assert_eq!(got.replace(": ping\n\n", ""), expected_client);
     assert_eq!(got.matches(": ping").count(), sglang_stream().len());
     // Who asked for the usage chunk and the log-probs gets them.
-    let asked =
-        r#"{"messages":[],"stream":true,"logprobs":true,"stream_options":{"include_usage":true}}"#;
+    let asked = r#"{"messages":[{"role":"user"}],"stream":true,"logprobs":true,"stream_options":{"include_usage":true}}"#;
     let (got, _) = stream(prepared(asked, Dialect::Sglang), canonical.as_bytes(), 9);
     let mut documents = sglang_stream();
     documents.remove(8);
@@ -576,7 +580,7 @@ fn choices_of_a_stream_may_be_interleaved() {
         delta(1, "B", json!("stop")),
         delta(0, "A", json!("length")),
     ];
-    let request = r#"{"messages":[],"stream":true,"n":2}"#;
+    let request = r#"{"messages":[{"role":"user"}],"stream":true,"n":2}"#;
     let (_, captured) =
         stream(prepared(request, Dialect::Generic), events(&documents).as_bytes(), 17);
     let found: Vec<_> = captured

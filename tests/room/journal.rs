@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use oclaw::journal::{
-    Entry, Error, Feedback, Journal, Lineage, Options, Recovered, Roll, Settings, Sync,
+    Entry, Error, Feedback, Journal, Lineage, Options, Origin, Recovered, Roll, Settings, Sync,
 };
 use oclaw::table::{Provenance, read_turns};
 use oclaw::trajectory::Turn;
@@ -57,6 +57,7 @@ fn entry(session: &str, turn: u32) -> Entry {
         session_end: false,
         reward_explicit: None,
         feedback_text: None,
+        origin: Origin::default(),
         lineage: Lineage { key: Some("0f".to_owned()), ..Lineage::default() },
     }
 }
@@ -285,6 +286,35 @@ async fn shards_roll_by_rows_and_the_log_stays_small() {
     let (_journal, recovered) = open(folder.path());
     assert_eq!(recovered.open.len(), 100);
     assert_eq!(recovered.known.len(), 100);
+}
+
+#[tokio::test]
+async fn a_shard_names_the_tokenizers_of_its_own_rows() {
+    let made_by = |hash: Option<&str>, turn: u32| {
+        let hash = hash.map(str::to_owned);
+        let origin = Origin { tokenizer_hash: hash.clone(), chat_template_hash: hash };
+        Entry { origin, ..entry("s", turn) }
+    };
+    let no_ids = Entry { prompt_ids: None, response_ids: None, ..entry("s", 9) };
+    for (entries, expected) in [
+        (vec![made_by(Some("a"), 1), made_by(Some("a"), 2), no_ids.clone()], Some("a")),
+        (vec![made_by(Some("b"), 1), made_by(Some("a"), 2)], Some("a,b")),
+        (vec![made_by(Some("a"), 1), made_by(None, 2)], None),
+        (vec![no_ids], None),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        // The first rows are an earlier run's.
+        for entry in entries {
+            let (journal, _) = open(folder.path());
+            assert!(journal.turn(entry).await);
+        }
+        let (journal, _) = open(folder.path());
+        journal.finish(true).await.unwrap();
+        let source = oclaw::table::Source::open(&[folder.path().to_owned()]).unwrap();
+        let found = source.provenance();
+        assert_eq!(found.tokenizer_hash.as_deref(), expected);
+        assert_eq!(found.chat_template_hash.as_deref(), expected);
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! The proxy over real sockets, in front of a scripted engine.
 
+mod odd;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -371,16 +373,16 @@ async fn a_client_that_hangs_up_ends_the_engine_too() {
     let mut half = rig.chat(&ask_stream("half")).send().await.unwrap();
     until(&mut half, "\"a\"").await;
     drop(half);
-    rig.upstream.wait(|seen| seen.iter().filter(|seen| seen.closed).count() == 1);
+    rig.upstream.wait_for_hang_ups(1);
     let mut whole = rig.chat(&ask_stream("whole")).send().await.unwrap();
     until(&mut whole, "finish_reason\":\"stop").await;
     drop(whole);
-    rig.upstream.wait(|seen| seen.iter().filter(|seen| seen.closed).count() == 2);
+    rig.upstream.wait_for_hang_ups(2);
     // Before the engine has said a word.
     let silent = tokio::spawn(rig.chat(&ask_stream("silent")).send());
     rig.upstream.wait(|seen| seen.iter().filter(|seen| seen.is_chat()).count() == 3);
     silent.abort();
-    rig.upstream.wait(|seen| seen.iter().filter(|seen| seen.closed).count() == 3);
+    rig.upstream.wait_for_hang_ups(3);
     let rows = rig.rows().await;
     let found: Vec<_> =
         rows.iter().map(|row| (row.status, row.untrainable_reason.as_deref())).collect();
@@ -405,7 +407,7 @@ async fn a_stream_that_breaks_breaks_and_a_silent_one_ends() {
         let pieces: Vec<_> = response.bytes_stream().collect().await;
         assert!(pieces.last().unwrap().is_err(), "{text}");
     }
-    rig.upstream.wait(|seen| seen.iter().any(|seen| seen.closed));
+    rig.upstream.wait_for_hang_ups(1);
     let rows = rig.rows().await;
     assert_eq!(rows.len(), 2);
     for row in rows {

@@ -294,6 +294,12 @@ fn a_session_that_is_done_closes_what_is_open() {
     let first = talk.turn(&who, &json!([user("1")]), "a1");
     talk.turn(&done, &json!([user("new")]), "");
     assert_eq!(talk.closed, [Closed { turn_id: first.id, session_end: true }]);
+    // The same, but it went on with the turn before, which thereby is the last.
+    let mut talk = Talk::new();
+    let first = talk.turn(&who, &json!([user("1")]), "a1");
+    talk.turn(&done, &json!([user("1"), said("a1"), user("bye")]), "");
+    assert_eq!(talk.next_of(&first).as_deref(), Some("bye"));
+    assert_eq!(talk.closed, [Closed { turn_id: first.id, session_end: true }]);
     // The id is used again.
     let again = talk.turn(&who, &json!([user("1")]), "a1");
     assert_ne!(again.branch, "main");

@@ -1,0 +1,212 @@
+//! What engines and clients do against the rules, and how it is recorded.
+
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
+use oclaw::trajectory::words::Status;
+use serde_json::{Value, json};
+
+use super::{
+    Rig, Seen, Speaks, Step, answer, ask, ask_stream, delta, done, event, finish, said, user,
+};
+use crate::harness::fake_upstream::json as whole;
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zlib(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn raw(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn packed_head(kind: &str, coding: &'static str) -> Step {
+    let headers = vec![("content-type", kind.to_owned()), ("content-encoding", coding.to_owned())];
+    Step::Head(200, headers)
+}
+
+#[tokio::test]
+async fn a_packed_answer_is_unpacked_captured_and_cut() {
+    for (coding, pack) in [
+        ("gzip", gzip as fn(&[u8]) -> Vec<u8>),
+        ("X-GZip", gzip),
+        ("deflate", zlib),
+        ("deflate", raw),
+        ("identity", <[u8]>::to_vec),
+    ] {
+        let script = move |seen: &Seen| {
+            assert_eq!(seen.header("accept-encoding"), Some("identity"));
+            let bytes = pack(answer("你好🦀").as_bytes());
+            // In three pieces, for nothing ends where a packet does.
+            let third = bytes.len() / 3;
+            vec![
+                packed_head("application/json", coding),
+                Step::Send(bytes[..third].to_vec()),
+                Step::Send(bytes[third..2 * third].to_vec()),
+                Step::Send(bytes[2 * third..].to_vec()),
+                Step::End,
+            ]
+        };
+        let rig = Rig::start(Speaks::Sglang, script, |_| {}).await;
+        let response =
+            rig.chat(&ask("hi")).header("accept-encoding", "gzip, br").send().await.unwrap();
+        assert!(response.headers().get("content-encoding").is_none(), "{coding}");
+        let text = response.text().await.unwrap();
+        let body: Value =
+            serde_json::from_str(&text).unwrap_or_else(|_| panic!("{coding}: {text}"));
+        assert_eq!(body["choices"][0]["message"]["content"], "你好🦀");
+        assert!(body["choices"][0].get("meta_info").is_none(), "{text}");
+        let rows = rig.rows().await;
+        assert_eq!(rows.len(), 1, "{coding}");
+        assert_eq!((rows[0].status, &rows[0].untrainable_reason), (Status::Complete, &None));
+        assert_eq!(rows[0].response_ids, Some(vec![8, 9]));
+    }
+}
+
+#[tokio::test]
+async fn a_packed_stream_is_passed_on_as_it_comes() {
+    let gate = super::Gate::default();
+    let held = gate.clone();
+    let script = move |_: &Seen| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        let mut piece = |text: String| {
+            encoder.write_all(text.as_bytes()).unwrap();
+            encoder.flush().unwrap();
+            Step::Send(std::mem::take(encoder.get_mut()))
+        };
+        let event = |value: &Value| format!("data: {value}\n\n");
+        let first = piece(event(&delta("a", -0.5)));
+        let second = piece(event(&finish()) + "data: [DONE]\n\n");
+        let rest = Step::Send(encoder.finish().unwrap());
+        let head = packed_head("text/event-stream", "gzip");
+        vec![head, first, Step::Hold(held.clone()), second, rest, Step::End]
+    };
+    let rig = Rig::start(Speaks::Sglang, script, |_| {}).await;
+    let mut response = rig.chat(&ask_stream("hi")).send().await.unwrap();
+    // The first token is here before the second has left the engine.
+    let first = super::until(&mut response, "\"a\"").await;
+    gate.open();
+    let rest = super::until(&mut response, "[DONE]").await;
+    assert!(!format!("{first}{rest}").contains("logprob"), "{first}{rest}");
+    let rows = rig.rows().await;
+    assert_eq!((rows.len(), rows[0].status), (1, Status::Complete));
+}
+
+#[tokio::test]
+async fn what_cannot_be_unpacked_is_counted_or_breaks() {
+    let script = |seen: &Seen| {
+        let broken = seen.text().contains("broken");
+        let (coding, bytes) =
+            if broken { ("gzip", gzip(b"{}")[..15].to_vec()) } else { ("br", b"??".to_vec()) };
+        vec![packed_head("application/json", coding), Step::Send(bytes), Step::End]
+    };
+    let rig = Rig::start(Speaks::Sglang, script, |_| {}).await;
+    let response = rig.chat(&ask("hi")).send().await.unwrap();
+    assert_eq!(response.headers()["content-encoding"], "br");
+    assert_eq!(response.text().await.unwrap(), "??");
+    assert_eq!(rig.chat(&ask("broken")).send().await.unwrap().status(), 502);
+    let metrics = rig.metrics().await;
+    for reason in ["encoded_answer", "answer_broke_off"] {
+        let line = format!("oclaw_skipped_total{{reason=\"{reason}\"}} 1");
+        assert!(metrics.contains(&line), "{metrics}");
+    }
+    let summary = rig.running.shutdown().await.unwrap();
+    assert_eq!(summary.skipped, [("answer_broke_off", 1), ("encoded_answer", 1)]);
+}
+
+#[tokio::test]
+async fn what_is_no_conversation_is_never_trained_on() {
+    let script = |seen: &Seen| match seen.text().contains("\"stream\":true") {
+        true => vec![
+            super::stream_head(),
+            event(&delta("a", -0.5)),
+            event(&finish()),
+            done(),
+            Step::End,
+        ],
+        false => whole(200, &answer("x")),
+    };
+    let rig = Rig::start(Speaks::Sglang, script, |_| {}).await;
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    let table = [
+        (json!([user("a")]), tool, None),
+        (json!([{"content": "b"}]), json!(null), Some("odd_messages")),
+        (json!([user("c"), {"role": null, "content": "c"}]), json!(null), Some("odd_messages")),
+        (json!([user("d"), "d"]), json!(null), Some("odd_messages")),
+        (json!([]), json!(null), Some("odd_messages")),
+        (json!([user("e")]), json!(["f"]), Some("odd_tools")),
+    ];
+    for (messages, tools, _) in &table {
+        let body = json!({"model": "m1", "messages": messages, "tools": tools});
+        assert_eq!(rig.chat(&body).send().await.unwrap().status(), 200);
+    }
+    let streamed = json!({"model": "m1", "stream": true, "messages": [{"content": "streamed"}]});
+    rig.chat(&streamed).send().await.unwrap().text().await.unwrap();
+    let metrics = rig.metrics().await;
+    assert!(metrics.contains("oclaw_untrainable_total{reason=\"odd_messages\"} 5"), "{metrics}");
+    let rows = rig.rows().await;
+    for (messages, _, reason) in table {
+        let text = messages.to_string();
+        let row = rows.iter().find(|row| row.messages == text).unwrap();
+        assert_eq!(row.untrainable_reason.as_deref(), reason, "{messages}");
+    }
+    let row = rows.iter().find(|row| row.messages.contains("streamed")).unwrap();
+    assert_eq!(row.untrainable_reason.as_deref(), Some("odd_messages"));
+}
+
+#[tokio::test]
+async fn an_answer_without_a_role_is_the_assistants() {
+    let script = |_: &Seen| {
+        let mut body: Value = serde_json::from_str(&answer("x")).unwrap();
+        body["choices"][0]["message"].as_object_mut().unwrap().remove("role");
+        whole(200, &body.to_string())
+    };
+    let rig = Rig::start(Speaks::Sglang, script, |_| {}).await;
+    let text = rig.chat(&ask("hi")).send().await.unwrap().text().await.unwrap();
+    assert!(!text.contains("assistant"), "the client gets what the engine said: {text}");
+    let rows = rig.rows().await;
+    let response: Value = serde_json::from_str(&rows[0].response).unwrap();
+    assert_eq!(response, json!({"role": "assistant", "content": "x"}));
+    assert_eq!(rows[0].untrainable_reason, None);
+}
+
+#[tokio::test]
+async fn a_session_whose_last_answer_is_empty_ends_with_the_turn_before() {
+    let script = |seen: &Seen| match seen.text() {
+        text if text.contains("bye") => whole(200, &answer("")),
+        text if text.contains("break") => vec![
+            super::stream_head(),
+            event(&json!({"error": {"message": "out of memory"}})),
+            done(),
+            Step::End,
+        ],
+        _ => whole(200, &answer("hello")),
+    };
+    // What the last request is, and which turns are told to be the session's end.
+    for (last, ends) in [
+        (json!([user("hi"), said("hello"), user("bye")]), vec![true]),
+        (json!([user("other"), user("bye")]), vec![true]),
+        (json!([user("hi"), said("hello"), user("break")]), vec![false, true]),
+    ] {
+        let rig = Rig::start(Speaks::Sglang, script, |options| options.flush_open = false).await;
+        let chat = |body: &Value| rig.chat(body).header("x-session-id", "s");
+        chat(&ask("hi")).send().await.unwrap().text().await.unwrap();
+        let body =
+            json!({"model": "m1", "messages": last, "stream": last.to_string().contains("break")});
+        let done = chat(&body).header("x-session-done", "1");
+        done.send().await.unwrap().text().await.unwrap();
+        let rows = rig.rows().await;
+        let found: Vec<_> = rows.iter().map(|row| row.session_end).collect();
+        assert_eq!(found, ends, "{last}");
+    }
+}
