@@ -13,6 +13,10 @@ use crate::report::Exit;
 /// sampled: log-probs are taken after the temperature and before any truncation;
 /// greedy answers (temperature 0) have those of temperature 1.
 ///
+/// A member of a request that would change the answer and that the engine lacks
+/// (`response_format`, `logit_bias`, penalties, grammars) is refused by name, unless
+/// its value changes nothing. Unknown members are ignored, as SGLang does.
+///
 /// What others on the network can reach needs a key, from `--key-file` or
 /// `OCLAW_ENGINE_KEY`. SIGTERM or SIGINT ends it after the running answers.
 #[derive(clap::Args, Debug)]

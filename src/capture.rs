@@ -44,6 +44,10 @@ pub mod reason {
     pub const ODD_MESSAGES: &str = "odd_messages";
     /// A tool of the request is no object.
     pub const ODD_TOOLS: &str = "odd_tools";
+    /// A sampling setting of the request is no number that it can be.
+    pub const ODD_SAMPLING: &str = "odd_sampling";
+    /// The answer is not the assistant's.
+    pub const ODD_ANSWER: &str = "odd_answer";
     /// The answer held half a character, which was replaced before recording.
     pub const NOT_QUITE_JSON: &str = "not_quite_json";
 }

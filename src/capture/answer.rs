@@ -76,6 +76,9 @@ impl Evidence {
             evidence.read_meta(meta);
         }
         evidence.response = choice.get_mut("message").map(Value::take).unwrap_or_default();
+        if evidence.response.is_null() {
+            evidence.response = serde_json::json!({"role": "assistant", "content": null});
+        }
         // Who leaves the role out means the only one that can be.
         if let Some(message) = evidence.response.as_object_mut() {
             message.entry("role").or_insert_with(|| Value::from("assistant"));

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::wire::openai::{ChatRequest, OWN_FIELDS};
+use crate::wire::openai::{ChatRequest, OWN_FIELDS, Settings};
 use crate::wire::span;
 
 /// The HTTP dialect of the engine.
@@ -115,7 +115,15 @@ fn odd(request: &ChatRequest) -> Option<&'static str> {
     if request.messages.is_empty() || !request.messages.iter().all(has_role) {
         return Some(super::reason::ODD_MESSAGES);
     }
-    request.odd_tools.then_some(super::reason::ODD_TOOLS)
+    if request.odd_tools {
+        return Some(super::reason::ODD_TOOLS);
+    }
+    let Settings { temperature, top_p, min_p, .. } = request.settings;
+    let ranges = [(temperature, f32::MAX), (top_p, 1.0), (min_p, 1.0)];
+    let odd = |(value, most): &(Option<f32>, f32)| {
+        value.is_some_and(|value| !(0.0..=*most).contains(&value))
+    };
+    ranges.iter().any(odd).then_some(super::reason::ODD_SAMPLING)
 }
 
 /// Returns the client's stream options with the usage chunk wished for.

@@ -144,7 +144,9 @@ fn captured(
     let miscounted = miscounted.then_some(reason::USAGE_MISMATCH);
     let no_prompt = choice.prompt_ids.is_none().then_some(reason::NO_PROMPT_IDS);
     let (odd, unavailable) = (prepared.odd, prepared.unavailable);
-    let reasons = [ended, choice.damaged, odd, unavailable, miscounted, fault, no_prompt];
+    let assistant = choice.response.get("role").is_some_and(|role| role == "assistant");
+    let stranger = (!assistant).then_some(reason::ODD_ANSWER);
+    let reasons = [ended, choice.damaged, odd, stranger, unavailable, miscounted, fault, no_prompt];
     Captured {
         choice: choice.index,
         ends_with_stop_token: ends_with_stop_token(&choice),

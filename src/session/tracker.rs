@@ -173,7 +173,9 @@ impl Tracker {
     /// if a request extends it already: the answer to that one was empty.
     pub fn end_session(&mut self, session_id: &str) -> Vec<Closed> {
         let mut closed = self.close_turns(session_id, true);
-        let last = self.sessions.get(session_id).and_then(|session| session.turns.last());
+        // A request on its way will bring a later turn.
+        let session = self.sessions.get(session_id).filter(|session| session.in_flight == 0);
+        let last = session.and_then(|session| session.turns.last());
         let told = |turn_id: &String| closed.iter().any(|closed| closed.turn_id == *turn_id);
         if let Some(turn_id) = last.filter(|turn_id| !told(turn_id)).cloned() {
             closed.push(Closed { turn_id, session_end: true });

@@ -387,6 +387,37 @@ fn a_model_inside_the_process_is_captured_exactly() {
     assert!(lint.status.success(), "{}", String::from_utf8_lossy(&lint.stdout));
 }
 
+/// A server's tokenizer is known if it names a folder of this machine.
+#[test]
+fn shards_name_the_tokenizer_that_the_server_names() {
+    use crate::harness::fake_engine::{FakeEngine, Reply};
+    let own = crate::harness::models().join("tiny-qwen3");
+    let hash = oclaw::template::Tokenizer::hash_of(&own).unwrap();
+    let own = own.display().to_string();
+    for (info, expected) in [
+        (json!({"model_path": own}), Some(&hash)),
+        (json!({"model_path": "/nowhere", "tokenizer_path": own}), Some(&hash)),
+        (json!({"model_path": own, "tokenizer_path": "/nowhere"}), None),
+        (json!({"model_path": "org/model"}), None),
+    ] {
+        let fake = FakeEngine::sglang();
+        fake.on("/model_info", [Reply::json(200, info.clone())]);
+        let answer = json!({"choices": [{"index": 0, "finish_reason": "stop", "matched_stop": 9,
+            "message": {"role": "assistant", "content": "x"},
+            "prompt_token_ids": [1], "response_token_ids": [8, 9],
+            "meta_info": {"output_token_logprobs": [[-0.5, 8, null], [-0.25, 9, null]]}}]});
+        fake.on("/v1/chat/completions", [Reply::json(200, answer)]);
+        let folder = tempfile::tempdir().unwrap();
+        let serve = Serve::start(folder.path(), &["--engine", &fake.url(), "--flush-open"]);
+        assert!(serve.chat(&ask("hi"), "").contains("200 OK"));
+        assert_eq!(serve.stop().0, Some(0));
+        let source = oclaw::table::Source::open(&[folder.path().to_owned()]).unwrap();
+        let found = source.provenance();
+        assert_eq!(found.tokenizer_hash.as_ref(), expected, "{info}");
+        assert_eq!(found.chat_template_hash.is_some(), expected.is_some(), "{info}");
+    }
+}
+
 /// The shards say which tokenizer made their ids; stages with another refuse.
 #[cfg(feature = "torch")]
 fn refused_for_another_model(spool: &Path) {

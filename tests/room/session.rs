@@ -300,6 +300,13 @@ fn a_session_that_is_done_closes_what_is_open() {
     talk.turn(&done, &json!([user("1"), said("a1"), user("bye")]), "");
     assert_eq!(talk.next_of(&first).as_deref(), Some("bye"));
     assert_eq!(talk.closed, [Closed { turn_id: first.id, session_end: true }]);
+    // A side request says that it is over while an answer is on its way.
+    let mut talk = Talk::new();
+    talk.turn(&who, &json!([user("1")]), "a1");
+    let last = talk.ask(&who, &json!([user("1"), said("a1"), user("2")]));
+    assert_eq!(talk.tracker.end_session("s"), []);
+    talk.answer(&last, &said("a2"));
+    assert_eq!(talk.tracker.end_session("s"), [Closed { turn_id: last.id, session_end: true }]);
     // The id is used again.
     let again = talk.turn(&who, &json!([user("1")]), "a1");
     assert_ne!(again.branch, "main");

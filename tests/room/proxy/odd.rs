@@ -150,6 +150,8 @@ async fn what_is_no_conversation_is_never_trained_on() {
         let body = json!({"model": "m1", "messages": messages, "tools": tools});
         assert_eq!(rig.chat(&body).send().await.unwrap().status(), 200);
     }
+    let hot = json!({"model": "m1", "temperature": -1, "messages": [user("hot")]});
+    rig.chat(&hot).send().await.unwrap();
     let streamed = json!({"model": "m1", "stream": true, "messages": [{"content": "streamed"}]});
     rig.chat(&streamed).send().await.unwrap().text().await.unwrap();
     let metrics = rig.metrics().await;
@@ -160,24 +162,32 @@ async fn what_is_no_conversation_is_never_trained_on() {
         let row = rows.iter().find(|row| row.messages == text).unwrap();
         assert_eq!(row.untrainable_reason.as_deref(), reason, "{messages}");
     }
+    let row = rows.iter().find(|row| row.messages.contains("hot")).unwrap();
+    assert_eq!(row.untrainable_reason.as_deref(), Some("odd_sampling"));
     let row = rows.iter().find(|row| row.messages.contains("streamed")).unwrap();
     assert_eq!(row.untrainable_reason.as_deref(), Some("odd_messages"));
 }
 
 #[tokio::test]
 async fn an_answer_without_a_role_is_the_assistants() {
-    let script = |_: &Seen| {
+    let script = |seen: &Seen| {
         let mut body: Value = serde_json::from_str(&answer("x")).unwrap();
-        body["choices"][0]["message"].as_object_mut().unwrap().remove("role");
+        let message = body["choices"][0]["message"].as_object_mut().unwrap();
+        match seen.text().contains("stranger") {
+            true => drop(message.insert("role".to_owned(), json!("bot"))),
+            false => drop(message.remove("role")),
+        }
         whole(200, &body.to_string())
     };
     let rig = Rig::start(Speaks::Sglang, script, |_| {}).await;
     let text = rig.chat(&ask("hi")).send().await.unwrap().text().await.unwrap();
     assert!(!text.contains("assistant"), "the client gets what the engine said: {text}");
+    rig.chat(&ask("stranger")).send().await.unwrap().text().await.unwrap();
     let rows = rig.rows().await;
     let response: Value = serde_json::from_str(&rows[0].response).unwrap();
     assert_eq!(response, json!({"role": "assistant", "content": "x"}));
     assert_eq!(rows[0].untrainable_reason, None);
+    assert_eq!(rows[1].untrainable_reason.as_deref(), Some("odd_answer"));
 }
 
 #[tokio::test]
