@@ -137,6 +137,13 @@ pub async fn start(options: Options) -> Result<Running, Error> {
     let load = LoadOptions { dtype, ..LoadOptions::default() };
     let model = Model::load(&folder, &load)?;
     let config = model.config.clone();
+    if let Some(penalty) = config.generation.repetition_penalty.filter(|penalty| *penalty != 1.0) {
+        tracing::warn!(
+            penalty,
+            folder = %folder.display(),
+            "the model's `generation_config.json` wants a repetition penalty, which is not applied"
+        );
+    }
     let dtype = model.dtype().config_name();
     let limits = Limits { max_running: max_running.max(1), load };
     let name = routes::name_of(&folder);

@@ -54,6 +54,9 @@ pub struct Generation {
     pub top_p: Option<f32>,
     /// Share of the likeliest token's probability that a kept token has.
     pub min_p: Option<f32>,
+    /// Divides the positive logits of tokens that stand in the text already, and
+    /// multiplies the others. Nothing here applies it.
+    pub repetition_penalty: Option<f32>,
     eos_token_id: Option<Ids>,
 }
 

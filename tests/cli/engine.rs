@@ -51,15 +51,26 @@ mod with_torch {
 
     impl Engine {
         fn start() -> Self {
+            Self::with(&models().join("tiny-qwen3")).0
+        }
+
+        /// Starts it on a folder; returns what it said before it was ready, too.
+        fn with(model: &std::path::Path) -> (Self, String) {
             let mut command = Command::new(env!("CARGO_BIN_EXE_oclaw"));
             command.args(["engine", "--listen", "127.0.0.1:0", "--model"]);
-            command.arg(models().join("tiny-qwen3")).stderr(Stdio::piped()).stdout(Stdio::piped());
+            command.arg(model).stderr(Stdio::piped()).stdout(Stdio::piped());
             let mut child = command.spawn().unwrap();
             let mut stderr = BufReader::new(child.stderr.take().unwrap());
-            let mut line = String::new();
-            stderr.read_line(&mut line).unwrap();
-            let address = line.trim().rsplit_once("http://").unwrap().1.to_owned();
-            Self { child, stderr, address }
+            let mut said = String::new();
+            let address = loop {
+                let mut line = String::new();
+                assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "{said}");
+                if let Some((_, address)) = line.trim().rsplit_once("http://") {
+                    break address.to_owned();
+                }
+                said.push_str(&line);
+            };
+            (Self { child, stderr, address }, said)
         }
 
         fn post(&self, path: &str, body: &str) -> TcpStream {
@@ -76,6 +87,21 @@ mod with_torch {
     impl Drop for Engine {
         fn drop(&mut self) {
             let _ = self.child.kill();
+        }
+    }
+
+    #[test]
+    fn settings_of_the_folder_that_are_not_applied_are_said() {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(models().join("tiny-qwen3")).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+        for (penalty, warned) in [("1.0", false), ("1.1", true)] {
+            let settings = format!(r#"{{"repetition_penalty": {penalty}}}"#);
+            std::fs::write(folder.path().join("generation_config.json"), settings).unwrap();
+            let (_engine, said) = Engine::with(folder.path());
+            assert_eq!(said.contains("wants a repetition penalty"), warned, "{said}");
         }
     }
 
