@@ -105,14 +105,20 @@ pub(crate) fn stage_line(context: &Context, source: &Source) -> anyhow::Result<O
             None => name.to_owned(),
         });
     }
-    Ok(Some(StageLine {
+    Ok(stage_line_of(context, inputs))
+}
+
+/// Returns what a file shall say about a run with some inputs, unless
+/// `--no-provenance`.
+pub(crate) fn stage_line_of(context: &Context, inputs: Vec<String>) -> Option<StageLine> {
+    context.provenance.then(|| StageLine {
         command: context.command.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         argv: std::env::args_os().skip(1).map(|word| told(&word.to_string_lossy())).collect(),
         seed: Some(context.seed),
         inputs,
         usage: None,
-    }))
+    })
 }
 
 /// Returns a word of the command line as a file may carry it: a password in an

@@ -15,6 +15,7 @@ mod hint;
 mod judge;
 mod lint;
 mod progress;
+mod replay;
 mod report;
 mod serve;
 mod settings;
@@ -62,6 +63,7 @@ enum Command {
     SyncWeights(sync_weights::Args),
     View(view::Args),
     Lint(lint::Args),
+    Replay(replay::Args),
     Engine(engine::Args),
     Convert(convert::Args),
     Cache(cache::Args),
@@ -79,6 +81,7 @@ impl Command {
             Self::SyncWeights(args) => sync_weights::run(args, context),
             Self::View(args) => view::run(args, context),
             Self::Lint(args) => lint::run(args, context),
+            Self::Replay(args) => replay::run(args, context),
             Self::Engine(args) => engine::run(args, context),
             Self::Convert(args) => convert::run(args, context),
             Self::Cache(args) => cache::run(args, context),

@@ -29,4 +29,5 @@ pub mod train;
 #[cfg(feature = "torch")]
 pub mod serving;
 pub mod sync;
+pub mod replay;
 pub mod cache;

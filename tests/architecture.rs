@@ -32,6 +32,9 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("train", &["tensors", "trajectory", "table", "advantage", "loss", "model"]),
     ("serving", &["wire", "template", "model"]),
     ("sync", &["wire", "engine"]),
+    // Reads answers the way `serve` does, so that both sides of a comparison are
+    // read alike.
+    ("replay", &["trajectory", "wire", "template", "capture", "engine", "judge"]),
     // Knows keys and JSON, not what either is about.
     ("cache", &[]),
 ];

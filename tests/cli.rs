@@ -8,6 +8,7 @@ mod engine;
 mod hint;
 mod judge;
 mod lint;
+mod replay;
 mod serve;
 mod settings;
 mod sync_weights;

@@ -1,5 +1,6 @@
 //! One chat completion, without a stream.
 
+use bytes::Bytes;
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 
@@ -50,6 +51,11 @@ impl Engine {
         let body = self.body(request);
         let answer = self.api(Method::POST, "/chat/completions", Some(&body)).await?;
         read(&answer)
+    }
+
+    /// Sends a chat request as it is and returns the whole answer as it came.
+    pub async fn chat_document(&self, body: &Value) -> Result<Bytes, Error> {
+        Ok(self.api(Method::POST, "/chat/completions", Some(body)).await?.body)
     }
 
     fn body(&self, request: &ChatRequest) -> Value {

@@ -44,18 +44,24 @@ pub struct Shown {
 impl Exchange {
     /// Reads a turn that has a next state.
     pub fn of(turn: &Turn, quoting: Quoting) -> Result<Self, Error> {
+        let exchange = Self::so_far(turn, quoting)?;
+        match exchange.next.is_empty() {
+            true => Err(unusable(turn, "next_state", "no message in it")),
+            false => Ok(exchange),
+        }
+    }
+
+    /// Reads a turn whether or not anything came next.
+    pub fn so_far(turn: &Turn, quoting: Quoting) -> Result<Self, Error> {
         let messages = list(turn, "messages", &turn.messages)?;
         let response: Value = parse(turn, "response", &turn.response)?;
-        let next_state = turn.next_state.as_deref().unwrap_or("null");
+        let next_state = turn.next_state.as_deref().unwrap_or("[]");
         let calls = response["tool_calls"].as_array().cloned().unwrap_or_default();
         let next: Vec<_> = list(turn, "next_state", next_state)?
             .into_iter()
             .filter(|message| !is_envelope(message))
             .map(|message| Shown::of(message, &calls))
             .collect();
-        if next.is_empty() {
-            return Err(unusable(turn, "next_state", "no message in it"));
-        }
         Ok(Self {
             request: last_request(&messages).map_or_else(String::new, |at| words(&messages[at])),
             answer: words(&response),

@@ -102,13 +102,41 @@ impl Rules {
     /// Judges one exchange: one vote, and the name of the rule behind it. Where
     /// no rule matches, the next state does not tell: 0.
     pub fn judge(&self, exchange: &Exchange) -> Verdict {
-        let matched = self.rules.iter().find(|rule| rule.matches(exchange));
-        let (score, text) = match matched {
-            Some(rule) => (rule.written.score, format!("rule `{}`", rule.written.name)),
-            None => (0, "no rule matches".to_owned()),
+        let Decision { score, rule, .. } = self.decide(exchange);
+        let text = match rule {
+            Some(rule) => format!("rule `{rule}`"),
+            None => "no rule matches".to_owned(),
         };
         Verdict { votes: vec![Some(score)], texts: vec![Some(text)], faults: vec![None] }
     }
+
+    /// Returns the score of one exchange, and which rule gave it.
+    pub fn decide(&self, exchange: &Exchange) -> Decision<'_> {
+        match self.rules.iter().find(|rule| rule.matches(exchange)) {
+            Some(rule) => Decision {
+                score: rule.written.score,
+                rule: Some(&rule.written.name),
+                by_answer: rule.looks_at_answer(),
+            },
+            None => Decision { score: 0, rule: None, by_answer: false },
+        }
+    }
+
+    /// Tells whether any rule looks at the answer, and not just at what came next.
+    pub fn look_at_answers(&self) -> bool {
+        self.rules.iter().any(Rule::looks_at_answer)
+    }
+}
+
+/// A score, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision<'a> {
+    /// -1, 0 or 1.
+    pub score: i8,
+    /// Name of the rule that matched first; none gives 0.
+    pub rule: Option<&'a str>,
+    /// Whether that rule looks at the answer.
+    pub by_answer: bool,
 }
 
 impl Rule {
@@ -147,6 +175,16 @@ impl Rule {
             && written.exit_code.is_none_or(|wanted| ends_with(exchange, wanted))
             && written.repeats_request.is_none_or(|wanted| repeats(exchange) == wanted)
             && self.answer_matches(exchange)
+    }
+
+    fn looks_at_answer(&self) -> bool {
+        let written = &self.written;
+        written.answer.is_some()
+            || written.answer_lacks.is_some()
+            || written.finish_reason.is_some()
+            || written.answer_is_json.is_some()
+            || written.min_answer_chars.is_some()
+            || written.max_answer_chars.is_some()
     }
 
     fn answer_matches(&self, exchange: &Exchange) -> bool {

@@ -1,0 +1,82 @@
+//! The new turns as a table.
+
+use std::path::{Path, PathBuf};
+
+use oclaw::replay::{Answer, Finding, Outcome, Session, compare};
+use oclaw::table::{Provenance, Sink, Target};
+use oclaw::trajectory::words::{NextStateKind, Status, TokenSource, WeightVersionSource};
+use oclaw::trajectory::{Turn, Writer, turn};
+
+use crate::common::Context;
+use crate::files;
+
+/// Writes the turns that got a new answer.
+pub(super) fn write(
+    path: &Path,
+    context: &Context,
+    sessions: &[Session],
+    outcome: &Outcome,
+) -> anyhow::Result<()> {
+    let mut turns = Vec::new();
+    for (session, replayed) in sessions.iter().zip(&outcome.sessions) {
+        for (turn, replayed) in session.turns.iter().zip(replayed) {
+            if let Some(answer) = &replayed.answer {
+                turns.push(replaced(turn, answer));
+            }
+        }
+    }
+    let batch = turn::batch(&[Writer::Serve], &turns)?;
+    let lines = files::stage_line_of(context, Vec::new());
+    let provenance = Provenance { lines: lines.into_iter().collect(), ..Provenance::default() };
+    let target = Target::Path(PathBuf::from(path));
+    let mut sink = Sink::create(&target, None, batch.schema(), &provenance)?;
+    sink.write(&batch)?;
+    sink.finish()?;
+    context.say(format!("{} turns saved to `{}`", turns.len(), path.display()));
+    Ok(())
+}
+
+/// Returns the turn with its new answer. What was said of the recorded one is
+/// not said of this one, unless they are the same.
+fn replaced(turn: &Turn, answer: &Answer) -> Turn {
+    let new = Turn {
+        response: answer.message.to_string(),
+        finish_reason: answer.finish_reason.clone(),
+        matched_stop: None,
+        ends_with_stop_token: None,
+        status: match answer.finish_reason.as_deref() {
+            Some("length") => Status::Truncated,
+            _ => Status::Complete,
+        },
+        usage_completion_tokens: answer.ids.as_ref().map(|ids| ids.len() as u32),
+        prompt_ids: answer.prompt_ids.clone(),
+        response_ids: answer.ids.clone(),
+        rollout_log_probs: answer.log_probs.clone(),
+        token_source: match answer.ids {
+            Some(_) => TokenSource::Engine,
+            None => TokenSource::None,
+        },
+        weight_version: None,
+        weight_version_end: None,
+        weight_version_source: WeightVersionSource::None,
+        untrainable_reason: match (&answer.prompt_ids, &answer.ids, &answer.log_probs) {
+            (Some(_), Some(_), Some(_)) => None,
+            (_, None, _) => Some("no_token_ids".to_owned()),
+            (None, ..) => Some("no_prompt_ids".to_owned()),
+            (.., None) => Some("no_log_probs".to_owned()),
+        },
+        ..turn.clone()
+    };
+    let same = Answer::recorded(turn)
+        .is_ok_and(|recorded| compare::exact(&recorded, answer) == Finding::Same);
+    match same {
+        true => new,
+        false => Turn {
+            next_state: None,
+            next_state_kind: NextStateKind::None,
+            reward_explicit: None,
+            feedback_text: None,
+            ..new
+        },
+    }
+}

@@ -1,0 +1,94 @@
+//! What a replay came to, as it is written and said.
+
+use std::io::Write;
+
+use comfy_table::Table;
+use oclaw::replay::Outcome;
+use oclaw::replay::report::{self, Tally};
+use serde_json::json;
+
+use crate::asking::closing_table;
+use crate::report::Failure;
+use crate::view::visible;
+
+use super::Args;
+use super::asked::Layout;
+
+/// Tells whether a replay passes.
+pub(super) fn verdict(tally: &Tally, allowed: usize, away: bool) -> bool {
+    !away && tally.compared() > 0 && tally.differing + tally.failed <= allowed
+}
+
+/// Returns what to say at the end, if there is something to say.
+pub(super) fn word(tally: &Tally, allowed: usize) -> Option<String> {
+    let worse = tally.differing + tally.failed;
+    match (tally.compared(), worse) {
+        (0, _) => Some("nothing was compared".to_owned()),
+        (_, 0) => None,
+        (compared, worse) => Some(format!(
+            "{worse} of {compared} compared turns differ or failed; {allowed} are allowed"
+        )),
+    }
+}
+
+/// Writes the turns where they are wanted.
+pub(super) fn write(
+    args: &Args,
+    outcome: &Outcome,
+    (tally, passed): (&Tally, bool),
+) -> anyhow::Result<()> {
+    let text = match args.output_format {
+        Layout::Table => turns(outcome),
+        Layout::Json => {
+            let mut text = String::new();
+            for replayed in outcome.sessions.iter().flatten() {
+                text.push_str(&format!("{}\n", report::line(replayed)));
+            }
+            let mut summary = tally.json();
+            summary["passed"] = json!(passed);
+            text.push_str(&format!("{}\n", json!({"summary": summary})));
+            text
+        }
+        Layout::Junit => report::junit(&outcome.sessions),
+    };
+    match &args.output {
+        Some(path) if path.as_os_str() != "-" => std::fs::write(path, text).map_err(|error| {
+            Failure::failed(format!("cannot write `{}`: {error}", path.display())).into()
+        }),
+        _ => Ok(std::io::stdout().write_all(text.as_bytes())?),
+    }
+}
+
+fn turns(outcome: &Outcome) -> String {
+    let mut table = closing_table();
+    table.set_header(["session", "turn", "verdict", "what"]);
+    for replayed in outcome.sessions.iter().flatten() {
+        table.add_row([
+            visible(&replayed.session_id),
+            replayed.turn.to_string(),
+            replayed.finding.word().to_owned(),
+            visible(replayed.finding.what()),
+        ]);
+    }
+    format!("{table}\n")
+}
+
+/// Returns the summary.
+pub(super) fn table(tally: &Tally) -> Table {
+    let mut table = closing_table();
+    let rows = [
+        ("sessions", tally.sessions),
+        ("turns", tally.turns),
+        ("  same", tally.same),
+        ("  differing", tally.differing),
+        ("  failed requests", tally.failed),
+        ("  not compared", tally.not_compared.values().sum()),
+    ];
+    for (label, count) in rows {
+        table.add_row([label.to_owned(), count.to_string()]);
+    }
+    for (reason, count) in &tally.not_compared {
+        table.add_row([format!("    {}", visible(reason)), count.to_string()]);
+    }
+    table
+}

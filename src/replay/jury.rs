@@ -1,0 +1,90 @@
+//! A model that judges new answers.
+
+use futures_util::future::join_all;
+
+use crate::engine::{ChatRequest, Engine};
+use crate::judge::{self, Exchange, Fault, Quoting, Reply, Verdict};
+use crate::trajectory::Turn;
+
+use super::{Answer, By, Check, Finding};
+
+/// A judge, and how it is asked.
+#[derive(Debug, Clone)]
+pub struct Jury {
+    /// Whom to ask.
+    pub engine: Engine,
+    /// What it is told.
+    pub prompt: String,
+    /// Calls per answer.
+    pub votes: u32,
+    /// Sampling temperature.
+    pub temperature: f64,
+    /// Longest reply, in tokens.
+    pub max_tokens: u32,
+    /// Seed of the first vote.
+    pub seed: u64,
+}
+
+impl Jury {
+    /// Judges one turn: as many votes as there are, in order.
+    pub async fn verdict(&self, turn: &Turn) -> Result<Verdict, judge::Error> {
+        let exchange = Exchange::of(turn, Quoting::default())?;
+        let messages = judge::ask(&self.prompt, &exchange);
+        let calls = (0..self.votes).map(|vote| {
+            let request = ChatRequest {
+                messages: messages.clone(),
+                temperature: Some(self.temperature),
+                max_tokens: Some(self.max_tokens),
+                seed: Some(self.seed.wrapping_add(u64::from(vote))),
+                ..ChatRequest::default()
+            };
+            async move {
+                match self.engine.chat(&request).await {
+                    Ok(reply) => {
+                        Ok(Reply { text: reply.content, finish_reason: reply.finish_reason })
+                    }
+                    Err(error) => Err(Fault::failed(error.to_string())),
+                }
+            }
+        });
+        Ok(judge::verdict(join_all(calls).await))
+    }
+
+    /// Compares a new answer with the recorded one: both are judged by the
+    /// recorded next state, and the new one must not score lower. The score of
+    /// the recorded one is the row's own if it has been judged.
+    pub async fn compare(&self, turn: &Turn, recorded: &Answer, replayed: &Answer) -> Check {
+        let done = |finding| Check::new(By::Judge, finding);
+        if !matches!(&turn.next_state, Some(next) if next != "[]") {
+            return done(Finding::NotCompared("no next state to judge by".to_owned()));
+        }
+        if recorded.text == replayed.text && recorded.calls == replayed.calls {
+            return done(Finding::Same);
+        }
+        let before = match turn.score {
+            Some(score) => Ok(score),
+            None => self.score(turn).await,
+        };
+        let after = self.score(&replayed.instead(turn)).await;
+        match (before, after) {
+            (Ok(before), Ok(after)) => Check {
+                figures: vec![("recorded", f64::from(before)), ("replayed", f64::from(after))],
+                ..done(match after < before {
+                    true => Finding::Differs(format!("judged {after} instead of {before}")),
+                    false => Finding::Same,
+                })
+            },
+            (Err(finding), _) | (_, Err(finding)) => done(finding),
+        }
+    }
+
+    async fn score(&self, turn: &Turn) -> Result<f32, Finding> {
+        let verdict =
+            self.verdict(turn).await.map_err(|error| Finding::NotCompared(error.to_string()))?;
+        let unjudged = || verdict.error().unwrap_or_default();
+        verdict
+            .score()
+            .map(f32::from)
+            .ok_or_else(|| Finding::Failed(format!("no verdict: {}", unjudged())))
+    }
+}
