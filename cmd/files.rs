@@ -123,7 +123,7 @@ pub(crate) fn stage_line_of(context: &Context, inputs: Vec<String>) -> Option<St
 
 /// Returns a word of the command line as a file may carry it: a password in an
 /// address is no part of it.
-fn told(word: &str) -> String {
+pub(crate) fn told(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else {
         return word.to_owned();
     };

@@ -11,6 +11,7 @@ mod engine;
 mod files;
 mod forecast;
 mod convert;
+mod gate;
 mod hint;
 mod judge;
 mod lint;
@@ -64,6 +65,7 @@ enum Command {
     View(view::Args),
     Lint(lint::Args),
     Replay(replay::Args),
+    Gate(gate::Args),
     Engine(engine::Args),
     Convert(convert::Args),
     Cache(cache::Args),
@@ -82,6 +84,7 @@ impl Command {
             Self::View(args) => view::run(args, context),
             Self::Lint(args) => lint::run(args, context),
             Self::Replay(args) => replay::run(args, context),
+            Self::Gate(args) => gate::run(args, context),
             Self::Engine(args) => engine::run(args, context),
             Self::Convert(args) => convert::run(args, context),
             Self::Cache(args) => cache::run(args, context),

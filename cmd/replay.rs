@@ -1,6 +1,6 @@
 //! `oclaw replay`.
 
-mod asked;
+pub(crate) mod asked;
 mod saved;
 mod shown;
 
@@ -41,9 +41,9 @@ use asked::{Allowed, ByName, HistoryName, Layout, Pace};
 ///             where both sides have them the token ids.
 ///   rules     rules score the new answer no lower than the recorded one. Without
 ///             `--rules FILE` they look at the answer alone (control tokens, cut,
-///             empty). A rule of FILE may also look at the recorded next state; a
-///             pair for which a rule decides that looks at nothing else is not
-///             compared.
+///             empty). A rule of FILE may also look at the recorded next state;
+///             rules that look at nothing else say the same of any answer and are
+///             left out.
 ///   judge     `--judge-engine` scores the new answer no lower than the recorded
 ///             one (whose `score` counts if it has one). Mind that the next state
 ///             which the judge sees answers the recorded response, not the new one.
@@ -118,7 +118,7 @@ pub(crate) struct Args {
     /// Votes of the judge on each answer
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     judge_votes: u32,
-    /// Largest shift of a log-prob that is none, in nats
+    /// Largest difference of a number that is none, in nats for log-probs
     #[arg(long, value_name = "NATS", default_value_t = 1e-3, value_parser = asked::not_negative)]
     tolerance: f64,
     /// How many turns may differ or fail: a number, or a share like `5%`

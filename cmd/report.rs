@@ -263,7 +263,15 @@ fn of_train(error: &train::Error) -> (Kind, Option<String>) {
 fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
     use sync::Error;
     match error {
-        Error::Policy { .. } | Error::Lock { .. } => (Kind::Failed, None),
+        Error::Policy { .. } | Error::Lock { .. } | Error::Rollback { .. } => (Kind::Failed, None),
+        Error::Gate { .. } => {
+            hinted(Kind::Usage, "`oclaw gate --candidate POLICY` writes a receipt if it passes")
+        }
+        Error::Training { .. } => hinted(
+            Kind::Failed,
+            "end it first: its next policy would come of the one rolled back; \
+             to serve an old one at once, name its folder without `--rollback`",
+        ),
         Error::Version { .. } => (Kind::Usage, Some("give it by `--version`".to_owned())),
         Error::Locked { .. } => (Kind::Failed, Some("wait longer by `--wait`".to_owned())),
         Error::OtherVersion { .. } => (Kind::Engine, None),

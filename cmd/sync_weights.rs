@@ -7,7 +7,7 @@ use std::time::Duration;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use oclaw::engine::{Engine, EngineOptions};
-use oclaw::sync::{self, Lock, Policy, Tried};
+use oclaw::sync::{self, Lock, Policy, Rollback, Tried};
 
 use crate::common::Context;
 use crate::embedded;
@@ -26,6 +26,17 @@ use crate::units;
 /// A server that carries the version already is left alone. Two pushes of
 /// policies in one folder do not overlap: the second waits up to `--wait` for
 /// the lock file `.sync.lock` beside the policy.
+///
+/// `--require-gate` pushes only what `oclaw gate` let pass: the receipt must say
+/// `promote` for exactly these weights, else nothing is sent and the exit code is 2.
+///
+/// `--rollback` goes back: POLICY is a `latest` (or the folder that holds it), the
+/// servers get the policy before it, then `latest` moves there and the newer one is
+/// marked as withdrawn (`oclaw/withdrawn` in its folder). A push that fails moves
+/// nothing, so that the same command can be given again. The next `oclaw train`
+/// resumes from the older policy, its optimiser and its ledger: turns that only the
+/// withdrawn one had trained may be trained again, and its number is not used again.
+/// While a trainer is at work there, nothing is rolled back.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder of the policy, or its `latest`
@@ -46,6 +57,15 @@ pub(crate) struct Args {
     /// Version to send instead of the one in the folder's name
     #[arg(long, value_name = "VERSION")]
     version: Option<String>,
+    /// Push only with a receipt of `oclaw gate` for these weights
+    #[arg(long)]
+    require_gate: bool,
+    /// File of that receipt [default: POLICY/oclaw/gate.json]
+    #[arg(long, value_name = "FILE", requires = "require_gate")]
+    receipt: Option<PathBuf>,
+    /// Push the policy before `latest`, and move `latest` back to it
+    #[arg(long, conflicts_with_all = ["require_gate", "version"])]
+    rollback: bool,
     /// Push even to a server that carries the version already
     #[arg(long)]
     force: bool,
@@ -62,10 +82,21 @@ pub(crate) struct Args {
 
 /// Pushes the policy.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
-    let policy = Policy::resolve(&args.policy, args.version.as_deref())?;
+    let back = match args.rollback {
+        true => Some(Rollback::plan(&args.policy)?),
+        false => None,
+    };
+    let policy = match &back {
+        Some(back) => back.to.clone(),
+        None => Policy::resolve(&args.policy, args.version.as_deref())?,
+    };
+    if args.require_gate {
+        sync::require_gate(&policy, args.receipt.as_deref())?;
+    }
     let tried = RefCell::new(Vec::new());
-    let outcome =
-        context.block_on(push(&args, context, &policy, &|part| tried.borrow_mut().push(part)));
+    let outcome = context.block_on(push(&args, context, (&policy, back.as_ref()), &|part| {
+        tried.borrow_mut().push(part);
+    }));
     if !tried.borrow().is_empty() {
         context.conclude(table(&tried.borrow()));
     }
@@ -75,13 +106,16 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         0 => format!("nothing to push: version {version} is served already"),
         _ => format!("version {version} pushed to {pushed} of {}", args.engine.len()),
     });
+    if let Some(back) = back {
+        context.say(format!("version {} is withdrawn; `latest` is {version}", back.from.version));
+    }
     Ok(Exit::Done)
 }
 
 async fn push(
     args: &Args,
     context: &Context,
-    policy: &Policy,
+    (policy, back): (&Policy, Option<&Rollback>),
     watch: &dyn Fn(Tried),
 ) -> anyhow::Result<usize> {
     let _lock = Lock::take(policy, Duration::from_secs(args.wait)).await?;
@@ -105,7 +139,13 @@ async fn push(
         options.dialect = Some(oclaw::engine::Dialect::Generic);
         proxies.push(Engine::attach(options).await?);
     }
-    Ok(sync::push(policy, &engines, &proxies, sync::Options { force: args.force }, watch).await?)
+    let options = sync::Options { force: args.force };
+    let pushed = sync::push(policy, &engines, &proxies, options, watch).await?;
+    if let Some(back) = back {
+        // Under the same lock: no other push comes between.
+        back.commit()?;
+    }
+    Ok(pushed)
 }
 
 fn table(tried: &[Tried]) -> Table {

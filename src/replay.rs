@@ -9,12 +9,14 @@
 mod answer;
 pub mod compare;
 mod conversation;
+pub mod gate;
 mod jury;
 mod log_prob;
 mod player;
 pub mod report;
 mod request;
 mod session;
+mod trial;
 
 pub use answer::{Answer, Call};
 pub use conversation::Conversation;
@@ -22,6 +24,7 @@ pub use jury::Jury;
 pub use player::{History, Options, Outcome, Player, Replayed};
 pub use request::{Overrides, body};
 pub use session::{Session, sessions};
+pub use trial::{Measure, Scores, Trial};
 
 /// Rules about the answer alone, for `rules` comparisons without a file.
 pub const ANSWER_RULES: &str = include_str!("replay/answer_rules.toml");

@@ -5,8 +5,10 @@
 //! servers cannot do together (be switched in one instant) is not hidden: each
 //! answer carries the version that made it.
 
+mod gate;
 mod lock;
 mod policy;
+mod rollback;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -15,8 +17,10 @@ use crate::engine::Engine;
 use crate::engine::Error as EngineError;
 use crate::wire::sglang::PauseMode;
 
+pub use gate::{RECEIPT, require_gate, weights_hash};
 pub use lock::Lock;
-pub use policy::Policy;
+pub use policy::{Policy, folder_of};
+pub use rollback::{Rollback, WITHDRAWN};
 
 /// A push that did not happen, or not wholly.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +54,28 @@ pub enum Error {
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// The policy has not passed the gate.
+    #[error("the receipt `{}` does not let this policy pass: {reason}", .receipt.display())]
+    Gate {
+        /// The receipt.
+        receipt: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// There is no way back.
+    #[error("cannot roll `{}` back: {reason}", .link.display())]
+    Rollback {
+        /// The `latest`.
+        link: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A trainer would go on from the policy that is to be withdrawn.
+    #[error("`oclaw train` is at work in `{}`", .folder.display())]
+    Training {
+        /// Folder of the policies.
+        folder: PathBuf,
     },
     /// A server did not do its part.
     #[error("{step} failed: {source}")]

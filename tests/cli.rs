@@ -5,6 +5,7 @@ mod attach;
 mod cache;
 mod convert;
 mod engine;
+mod gate;
 mod hint;
 mod judge;
 mod lint;

@@ -15,6 +15,7 @@ mod model;
 mod proxy;
 #[cfg(feature = "torch")]
 mod serving;
+mod replay;
 mod session;
 mod stage;
 mod sync;

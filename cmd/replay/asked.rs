@@ -91,21 +91,17 @@ pub(super) fn ways(names: &[ByName]) -> Vec<By> {
     By::ALL.into_iter().filter(|by| named.contains(by)).collect()
 }
 
-/// Returns the rules, which must have something to say about answers.
+/// Returns the rules that have something to say about answers.
 pub(crate) fn rules(file: Option<&Path>) -> anyhow::Result<Rules> {
     let Some(file) = file else {
         return Ok(Rules::parse(ANSWER_RULES, "built-in rules about answers")?);
     };
-    let rules = Rules::load(file)?;
-    match rules.look_at_answers() {
-        true => Ok(rules),
-        false => {
-            let message = format!("no rule in `{}` looks at the answer", file.display());
-            let hint = "a rule about the next state says the same of any answer; \
-                        add `answer`, `answer_is_json`, `max_answer_chars` …";
-            Err(Failure::usage(message).hint(hint).into())
-        }
-    }
+    Rules::load(file)?.about_answers().ok_or_else(|| {
+        let message = format!("no rule in `{}` looks at the answer", file.display());
+        let hint = "a rule about the next state says the same of any answer; \
+                    add `answer`, `answer_is_json`, `max_answer_chars` …";
+        Failure::usage(message).hint(hint).into()
+    })
 }
 
 /// Reads a number from 0 on.

@@ -102,7 +102,7 @@ impl Rules {
     /// Judges one exchange: one vote, and the name of the rule behind it. Where
     /// no rule matches, the next state does not tell: 0.
     pub fn judge(&self, exchange: &Exchange) -> Verdict {
-        let Decision { score, rule, .. } = self.decide(exchange);
+        let Decision { score, rule } = self.decide(exchange);
         let text = match rule {
             Some(rule) => format!("rule `{rule}`"),
             None => "no rule matches".to_owned(),
@@ -113,18 +113,17 @@ impl Rules {
     /// Returns the score of one exchange, and which rule gave it.
     pub fn decide(&self, exchange: &Exchange) -> Decision<'_> {
         match self.rules.iter().find(|rule| rule.matches(exchange)) {
-            Some(rule) => Decision {
-                score: rule.written.score,
-                rule: Some(&rule.written.name),
-                by_answer: rule.looks_at_answer(),
-            },
-            None => Decision { score: 0, rule: None, by_answer: false },
+            Some(rule) => Decision { score: rule.written.score, rule: Some(&rule.written.name) },
+            None => Decision { score: 0, rule: None },
         }
     }
 
-    /// Tells whether any rule looks at the answer, and not just at what came next.
-    pub fn look_at_answers(&self) -> bool {
-        self.rules.iter().any(Rule::looks_at_answer)
+    /// Returns the rules that look at the answer; those that look at nothing but
+    /// the next state say the same of any answer. Nothing if there are none.
+    pub fn about_answers(&self) -> Option<Self> {
+        let rules = self.rules.iter().filter(|rule| rule.looks_at_answer()).cloned();
+        let rules: Vec<_> = rules.collect();
+        (!rules.is_empty()).then_some(Self { rules })
     }
 }
 
@@ -135,8 +134,6 @@ pub struct Decision<'a> {
     pub score: i8,
     /// Name of the rule that matched first; none gives 0.
     pub rule: Option<&'a str>,
-    /// Whether that rule looks at the answer.
-    pub by_answer: bool,
 }
 
 impl Rule {

@@ -65,9 +65,7 @@ pub fn first_difference<T: PartialEq>(left: &[T], right: &[T]) -> Option<usize> 
 }
 
 /// Compares by rules: the new answer is scored where the recorded one stood, with
-/// the recorded next state, and must not score lower. A pair for which a rule
-/// decides that never looks at the answer is not compared: it would say the same
-/// about any answer.
+/// the recorded next state, and must not score lower.
 pub fn by_rules(rules: &Rules, turn: &Turn, replayed: &Answer) -> Finding {
     let new = replayed.instead(turn);
     let read = |turn: &Turn| Exchange::so_far(turn, Quoting::default());
@@ -76,10 +74,6 @@ pub fn by_rules(rules: &Rules, turn: &Turn, replayed: &Answer) -> Finding {
         (Err(error), _) | (_, Err(error)) => return Finding::NotCompared(error.to_string()),
     };
     let (before, after) = (rules.decide(&recorded), rules.decide(&replayed));
-    if let (Some(rule), false, true) = (after.rule, after.by_answer, after.rule == before.rule) {
-        let reason = format!("rule `{rule}` looks at the next state only");
-        return Finding::NotCompared(reason);
-    }
     match after.score < before.score {
         true => {
             let rule = |rule: Option<&str>| match rule {

@@ -22,12 +22,7 @@ impl Policy {
     /// file that names one beside it. The version is read from the name
     /// (`step-000007` is `7`) unless one is given.
     pub fn resolve(given: &Path, version: Option<&str>) -> Result<Self, Error> {
-        let refuse = |reason: String| Error::Policy { folder: given.to_owned(), reason };
-        let found = given.canonicalize().map_err(|error| refuse(error.to_string()))?;
-        let folder = match found.is_file() {
-            true => pointed(&found).map_err(refuse)?,
-            false => found,
-        };
+        let folder = folder_of(given)?;
         whole(&folder).map_err(|reason| Error::Policy { folder: folder.clone(), reason })?;
         let version = match version {
             Some(version) => stated(version),
@@ -41,6 +36,17 @@ impl Policy {
     /// Returns what is told to a server.
     pub(super) fn pushed(&self) -> Pushed<'_> {
         Pushed { folder: &self.folder, version: &self.version }
+    }
+}
+
+/// Resolves a folder, a link to one, or a one-line text file that names one
+/// beside it.
+pub fn folder_of(given: &Path) -> Result<PathBuf, Error> {
+    let refuse = |reason: String| Error::Policy { folder: given.to_owned(), reason };
+    let found = given.canonicalize().map_err(|error| refuse(error.to_string()))?;
+    match found.is_file() {
+        true => pointed(&found).map_err(refuse),
+        false => Ok(found),
     }
 }
 

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use super::Error;
 
 const LATEST: &str = "latest";
+/// What `sync-weights --rollback` leaves in a policy's folder.
+const WITHDRAWN: &str = "oclaw/withdrawn";
 
 /// The folder, held by one trainer.
 #[derive(Debug)]
@@ -74,6 +76,13 @@ impl Policies {
             true => Ok(Some(policy)),
             false => Err(broken(format!("`{}` is not there", target.display()))),
         }
+    }
+
+    /// Returns the number of the policy after a step. A policy that was rolled
+    /// back keeps its number: servers and turns know it by that.
+    pub(super) fn after(&self, step: u64) -> u64 {
+        let withdrawn = |step: &u64| self.folder.join(name(*step)).join(WITHDRAWN).exists();
+        (step + 1..).find(|step| !withdrawn(step)).unwrap_or(step + 1)
     }
 
     /// Returns the folder in which a policy is written until it is whole.

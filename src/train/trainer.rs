@@ -157,7 +157,7 @@ impl Trainer {
 
     fn refuse(&mut self, turn_id: &str, refusal: Refusal) {
         *self.refused.entry(refusal.reason.clone()).or_default() += 1;
-        self.ledger.refuse(turn_id, self.step + 1, &refusal.reason);
+        self.ledger.refuse(turn_id, self.policies.after(self.step), &refusal.reason);
         if let Some(problem) = refusal.fault {
             self.faults.push(Fault { turn_id: turn_id.to_owned(), problem });
         }
@@ -181,7 +181,8 @@ impl Trainer {
         let updates = self.update(&batch)?;
         let rates = self.options.rates;
         let old = self.options.admission.old_log_probs;
-        let mut metrics = Metrics::new(self.step + 1, &batch, &updates, old, rates.learning_rate);
+        let step = self.policies.after(self.step);
+        let mut metrics = Metrics::new(step, &batch, &updates, old, rates.learning_rate);
         metrics.seconds = started.elapsed().as_secs_f64();
         metrics.refused = self.refused.clone();
         if updates.update.is_none() {
@@ -190,7 +191,7 @@ impl Trainer {
             }
             return Ok(Some(Trained { metrics, policy: None }));
         }
-        self.step += 1;
+        self.step = step;
         for prepared in &batch {
             self.ledger.consume(&prepared.sample.turn_id, self.step);
         }

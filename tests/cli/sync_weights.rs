@@ -91,3 +91,73 @@ fn the_key_comes_from_a_file_or_the_environment() {
     let empty = sync(folder.path(), &["--engine", &fake.url(), "--engine-key-file", "key"]).code(2);
     assert!(stderr(&empty).contains("the key in `key` is empty"), "{}", stderr(&empty));
 }
+
+fn another_policy_in(folder: &Path, name: &str) {
+    let policy = folder.join(name);
+    std::fs::create_dir(&policy).unwrap();
+    std::fs::write(policy.join("config.json"), "{}").unwrap();
+    std::fs::write(policy.join("model.safetensors"), "").unwrap();
+}
+
+#[test]
+fn one_command_rolls_back() {
+    let folder = tempfile::tempdir().unwrap();
+    policy_in(folder.path());
+    another_policy_in(folder.path(), "step-000005");
+    another_policy_in(folder.path(), "step-000004");
+    let fake = FakeEngine::sglang();
+    let back = ["--engine", &fake.url(), "--rollback"];
+    let latest = || std::fs::read_link(folder.path().join("latest")).unwrap();
+    // A push that fails moves nothing.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    sync(folder.path(), &["--engine", &format!("http://{free}"), "--rollback"]).code(4);
+    assert_eq!(latest(), Path::new("step-000007"));
+    let done = sync(folder.path(), &back).success();
+    assert!(stderr(&done).contains("version 7 is withdrawn; `latest` is 5"), "{}", stderr(&done));
+    assert_eq!(
+        (latest().as_path(), fake.version().as_deref()),
+        (Path::new("step-000005"), Some("5"))
+    );
+    assert!(folder.path().join("step-000007/oclaw/withdrawn").exists());
+    // Once more; the folder may be named instead of its `latest`.
+    let mut command = oclaw();
+    command.current_dir(folder.path()).args(["sync-weights", "."]).args(back);
+    command.assert().success();
+    assert_eq!(
+        (latest().as_path(), fake.version().as_deref()),
+        (Path::new("step-000004"), Some("4"))
+    );
+    let end = sync(folder.path(), &back).code(1);
+    assert!(stderr(&end).contains("no policy before version 4"), "{}", stderr(&end));
+    assert_eq!(latest(), Path::new("step-000004"));
+}
+
+#[test]
+fn withdrawn_policies_are_passed_over_and_a_text_latest_stays_one() {
+    let folder = tempfile::tempdir().unwrap();
+    policy_in(folder.path());
+    another_policy_in(folder.path(), "step-000006");
+    std::fs::create_dir(folder.path().join("step-000006/oclaw")).unwrap();
+    std::fs::write(folder.path().join("step-000006/oclaw/withdrawn"), "").unwrap();
+    another_policy_in(folder.path(), "step-000002");
+    std::fs::remove_file(folder.path().join("latest")).unwrap();
+    std::fs::write(folder.path().join("latest"), "step-000007\n").unwrap();
+    let fake = FakeEngine::sglang();
+    // A trainer at work there would go on from the policy that is withdrawn.
+    let lock = std::fs::File::create(folder.path().join(".lock")).unwrap();
+    lock.lock().unwrap();
+    let busy = sync(folder.path(), &["--engine", &fake.url(), "--rollback"]).code(1);
+    assert!(stderr(&busy).contains("`oclaw train` is at work"), "{}", stderr(&busy));
+    drop(lock);
+    sync(folder.path(), &["--engine", &fake.url(), "--rollback"]).success();
+    let text = std::fs::read_to_string(folder.path().join("latest")).unwrap();
+    assert_eq!((text.as_str(), fake.version().as_deref()), ("step-000002\n", Some("2")));
+    sync(folder.path(), &["--engine", &fake.url(), "--rollback", "--require-gate"]).code(2);
+    sync(folder.path(), &["--engine", &fake.url(), "--receipt", "r.json"]).code(2);
+    let named = oclaw()
+        .current_dir(folder.path())
+        .args(["sync-weights", "step-000007", "--rollback", "--engine", &fake.url()])
+        .assert()
+        .code(1);
+    assert!(stderr(&named).contains("it is a folder, not a `latest`"), "{}", stderr(&named));
+}

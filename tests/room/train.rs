@@ -490,6 +490,34 @@ fn a_killed_run_leaves_nothing_that_counts() {
 }
 
 #[test]
+fn a_withdrawn_policy_keeps_its_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    for number in 1..=3 {
+        train(&mut trainer, batch(number..=number)).unwrap();
+    }
+    drop(trainer);
+    // Twice rolled back, as `sync-weights --rollback` does it.
+    for step in ["step-000003", "step-000002"] {
+        fs::write(folder.path().join(step).join("oclaw/withdrawn"), "").unwrap();
+    }
+    let latest = folder.path().join("latest");
+    fs::remove_file(&latest).unwrap();
+    std::os::unix::fs::symlink("step-000001", &latest).unwrap();
+    let withdrawn = bytes(&folder.path().join("step-000002"), "model.safetensors");
+    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    assert_eq!(trainer.step(), 1);
+    // What only the withdrawn policies learned from is learned again.
+    let trained = train(&mut trainer, batch(2..=2)).unwrap();
+    assert_eq!(trained.metrics.step, 4);
+    assert_eq!(trained.policy.unwrap(), folder.path().join("step-000004"));
+    assert_eq!(fs::read_link(&latest).unwrap(), Path::new("step-000004"));
+    assert!(bytes(&folder.path().join("step-000002"), "model.safetensors") == withdrawn);
+    let ledger = trainer.ledger();
+    assert!(ledger.consumed(&judged(2, 1.0).turn_id) && !ledger.consumed(&judged(3, 1.0).turn_id));
+}
+
+#[test]
 fn without_its_state_the_optimiser_says_that_it_starts_anew() {
     let folder = tempfile::tempdir().unwrap();
     let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();

@@ -1,0 +1,171 @@
+//! `oclaw gate`: an equal policy passes, a worse one does not, and the receipt
+//! opens the way to `sync-weights --require-gate`.
+
+#[cfg(feature = "torch")]
+use std::path::Path;
+
+#[cfg(feature = "torch")]
+use assert_cmd::assert::Assert;
+#[cfg(feature = "torch")]
+use oclaw::table::{Format, read_turns};
+#[cfg(feature = "torch")]
+use oclaw::trajectory::{Turn, Writer};
+#[cfg(feature = "torch")]
+use serde_json::{Value, json};
+
+#[cfg(feature = "torch")]
+use crate::forge::write;
+#[cfg(feature = "torch")]
+use crate::harness::fake_engine::FakeEngine;
+use crate::harness::fixture;
+use crate::harness::oclaw;
+
+#[cfg(feature = "torch")]
+fn gate(folder: &Path, candidate: &str, arguments: &[&str]) -> Assert {
+    let current = fixture("models/tiny-qwen3").display().to_string();
+    let mut command = oclaw();
+    command.current_dir(folder).args(["gate", "--suite", "suite.parquet"]);
+    command.args(["--candidate", candidate, "--current", &current]).args(arguments).assert()
+}
+
+#[cfg(feature = "torch")]
+fn receipt(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// A suite of what the tiny model said, all of it praised.
+#[cfg(feature = "torch")]
+fn suite(folder: &Path) {
+    let turns = read_turns(&[fixture("sessions/tiny.parquet")]).unwrap();
+    let praised: Vec<_> = turns.into_iter().map(|turn| Turn { score: Some(1.0), ..turn }).collect();
+    let path = folder.join("suite.parquet");
+    write(&path, Format::Parquet, &[Writer::Serve, Writer::Judge], &praised);
+}
+
+/// A copy of the tiny model with every weight times a number.
+#[cfg(feature = "torch")]
+fn policy(folder: &Path, name: &str, scale: f64) {
+    let policy = folder.join(name);
+    std::fs::create_dir(&policy).unwrap();
+    for entry in std::fs::read_dir(fixture("models/tiny-qwen3")).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, policy.join(path.file_name().unwrap())).unwrap();
+    }
+    if scale != 1.0 {
+        let weights = policy.join("model.safetensors");
+        let tensors = tch::Tensor::read_safetensors(&weights).unwrap();
+        let scaled: Vec<_> =
+            tensors.iter().map(|(name, tensor)| (name.as_str(), tensor * scale)).collect();
+        tch::Tensor::write_safetensors(&scaled, &weights).unwrap();
+    }
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn an_equal_policy_passes_and_may_be_pushed() {
+    let folder = tempfile::tempdir().unwrap();
+    suite(folder.path());
+    policy(folder.path(), "step-000001", 1.0);
+    gate(folder.path(), "step-000001", &["--seed", "7"]).success().stdout("");
+    let path = folder.path().join("step-000001/oclaw/gate.json");
+    let found = receipt(&path);
+    assert_eq!(found["verdict"], "promote");
+    assert_eq!(found["by"], "log-prob");
+    assert_eq!(found["rule"]["seed"], 7);
+    assert_eq!(found["figures"]["items"], 21);
+    assert_eq!(found["figures"]["sessions"], 6);
+    assert_eq!(found["figures"]["interval"], json!([0.0, 0.0]));
+    assert_eq!(found["candidate"]["weights_sha256"], found["current"]["weights_sha256"]);
+
+    let fake = FakeEngine::sglang();
+    let url = fake.url();
+    let push = |arguments: &[&str]| {
+        let mut command = oclaw();
+        command.current_dir(folder.path()).args(["sync-weights", "step-000001", "--engine", &url]);
+        command.args(["--require-gate", "--tries", "1"]).args(arguments).assert()
+    };
+    push(&[]).success();
+    // Other weights, another verdict, no receipt: nothing is sent.
+    fake.forget();
+    let refused = |reason: &str| {
+        let assert = push(&["--force"]).code(2);
+        let text = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+        assert!(text.contains(reason) && text.contains("hint: `oclaw gate"), "{reason}: {text}");
+        assert!(fake.paths().is_empty());
+    };
+    let config = folder.path().join("step-000001/config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, format!("{text}\n")).unwrap();
+    refused("it is about other weights");
+    std::fs::write(&config, text).unwrap();
+    std::fs::write(&path, r#"{"verdict": "undecided"}"#).unwrap();
+    refused("its verdict is `undecided`");
+    std::fs::write(&path, "{}").unwrap();
+    refused("it tells no verdict");
+    std::fs::remove_file(&path).unwrap();
+    refused("cannot read it");
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn a_worse_policy_is_rejected() {
+    let folder = tempfile::tempdir().unwrap();
+    suite(folder.path());
+    policy(folder.path(), "worse", 0.8);
+    gate(folder.path(), "worse", &["--receipt", "receipt.json"]).code(3);
+    let found = receipt(&folder.path().join("receipt.json"));
+    assert_eq!(found["verdict"], "reject");
+    assert!(found["figures"]["interval"][1].as_f64().unwrap() < 0.0, "{found}");
+    assert_ne!(found["candidate"]["weights_sha256"], found["current"]["weights_sha256"]);
+    assert!(!folder.path().join("worse/oclaw").exists());
+    // Nobody was praised: there is nothing to decide by.
+    let turns = read_turns(&[fixture("sessions/tiny.parquet")]).unwrap();
+    write(&folder.path().join("suite.parquet"), Format::Parquet, &[Writer::Serve], &turns);
+    gate(folder.path(), "worse", &["--receipt", "receipt.json"]).code(3);
+    let found = receipt(&folder.path().join("receipt.json"));
+    assert_eq!((&found["verdict"], &found["figures"]), (&json!("undecided"), &Value::Null));
+    assert_eq!(found["left_out"], json!({"not praised": 21}));
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn rules_score_what_both_policies_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    suite(folder.path());
+    std::fs::write(
+        folder.path().join("rules.toml"),
+        "[[rule]]\nname = \"speaks\"\nanswer = '\\w'\nscore = 1\n",
+    )
+    .unwrap();
+    let current = fixture("models/tiny-qwen3").display().to_string();
+    let arguments =
+        ["--by", "rules", "--rules", "rules.toml", "--receipt", "receipt.json", "--margin", "0"];
+    gate(folder.path(), &current, &arguments).success();
+    let found = receipt(&folder.path().join("receipt.json"));
+    assert_eq!(found["figures"]["difference"], 0.0);
+    assert_eq!(found["figures"]["candidate"], 1.0);
+    // A suite that is too small decides nothing.
+    let arguments = [&arguments[..], &["--min-items", "22"]].concat();
+    gate(folder.path(), &current, &arguments).code(3);
+    assert_eq!(receipt(&folder.path().join("receipt.json"))["verdict"], "undecided");
+}
+
+#[test]
+fn usage_and_absence_have_their_exit_codes() {
+    let suite = fixture("sessions/tiny.parquet").display().to_string();
+    let model = fixture("models/tiny-qwen3").display().to_string();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{free}");
+    let run = |candidate: &str, further: &[&str]| {
+        let mut command = oclaw();
+        command.args(["gate", "--suite", &suite, "--candidate", candidate, "--current", &model]);
+        command.args(["--retries", "0"]).args(further).assert()
+    };
+    run(&url, &[]).code(2);
+    let folder = tempfile::tempdir().unwrap();
+    let receipt = folder.path().join("receipt.json").display().to_string();
+    run(&url, &["--receipt", &receipt]).code(4);
+    run("missing", &["--receipt", &receipt]).code(1);
+    run(&url, &["--receipt", &receipt, "--by", "judge"]).code(2);
+    assert!(!folder.path().join("receipt.json").exists());
+}
