@@ -17,6 +17,7 @@ use crate::common::Context;
 use crate::files::Files;
 use crate::progress;
 use crate::report::{Exit, Failure};
+use crate::visible::visible;
 use peers::Peers;
 
 /// Turn rewards and hints into a training signal.
@@ -279,7 +280,7 @@ fn table(summary: &Summary, tally: &Tally, estimator: Estimator) -> Table {
     row("  promoted".to_owned(), summary.promoted.to_string());
     row("  refused".to_owned(), summary.refused.to_string());
     for (reason, count) in &summary.reasons {
-        row(format!("no signal: {reason}"), count.to_string());
+        row(format!("no signal: {}", visible(reason)), count.to_string());
     }
     row("trainable tokens".to_owned(), summary.tokens.to_string());
     if summary.without_log_probs > 0 {

@@ -37,6 +37,14 @@ impl Keeping {
             (false, None) => default_path(),
         }
     }
+
+    /// Refuses a file that was named by mistake; touches nothing.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        match (self.no_cache, &self.cache) {
+            (false, Some(path)) => Cache::check(path),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Returns `$XDG_CACHE_HOME/oclaw/answers.sqlite`, else the same in `~/.cache`.
@@ -52,40 +60,64 @@ pub(crate) fn default_path() -> Option<PathBuf> {
 /// The answers of one kind of question.
 pub(crate) struct Answers {
     kind: String,
-    cache: RefCell<Option<Cache>>,
+    file: RefCell<AnswerFile>,
     /// Whether nothing shall be kept.
     looks_only: bool,
 }
 
+/// The file, which is opened, and made, when it is first needed: a run that fails
+/// before that leaves none.
+enum AnswerFile {
+    None,
+    Named(PathBuf),
+    Open(Box<Cache>),
+}
+
 impl Answers {
-    /// Opens the file; a damaged one is set aside.
-    pub(crate) fn open(keeping: &Keeping, kind: &str) -> Self {
-        let opened = keeping.path().and_then(|path| match Cache::open_or_renew(&path) {
-            Ok(opened) => {
-                if let Some((aside, damage)) = opened.set_aside {
-                    let aside = aside.display().to_string();
-                    tracing::warn!(%damage, aside, "set the answers aside and started anew");
-                }
-                Some(opened.cache)
-            }
-            Err(error) => {
-                tracing::warn!(%error, "going on without kept answers");
-                None
-            }
-        });
-        Self { kind: kind.to_owned(), cache: RefCell::new(opened), looks_only: false }
+    /// Takes the file that answers are kept in. One that was named and is somebody
+    /// else's is an error.
+    pub(crate) fn open(keeping: &Keeping, kind: &str) -> Result<Self, Error> {
+        keeping.check()?;
+        let file = keeping.path().map_or(AnswerFile::None, AnswerFile::Named);
+        Ok(Self { kind: kind.to_owned(), file: RefCell::new(file), looks_only: false })
     }
 
     /// Opens the file to look only: nothing is made, renamed or kept.
-    pub(crate) fn peek(keeping: &Keeping, kind: &str) -> Self {
+    pub(crate) fn peek(keeping: &Keeping, kind: &str) -> Result<Self, Error> {
+        keeping.check()?;
         let there = keeping.path().filter(|path| path.is_file());
         let cache = there.and_then(|path| Cache::open(&path).ok());
-        Self { kind: kind.to_owned(), cache: RefCell::new(cache), looks_only: true }
+        let file = cache.map_or(AnswerFile::None, |cache| AnswerFile::Open(Box::new(cache)));
+        Ok(Self { kind: kind.to_owned(), file: RefCell::new(file), looks_only: true })
+    }
+
+    /// Does something with the file, if there is one. A damaged one is set aside.
+    fn with<T>(&self, act: impl FnOnce(&Cache) -> T) -> Option<T> {
+        let mut file = self.file.borrow_mut();
+        if let AnswerFile::Named(path) = &*file {
+            *file = match Cache::open_or_renew(path) {
+                Ok(opened) => {
+                    if let Some((aside, damage)) = opened.set_aside {
+                        let aside = aside.display().to_string();
+                        tracing::warn!(%damage, aside, "set the answers aside and started anew");
+                    }
+                    AnswerFile::Open(Box::new(opened.cache))
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "going on without kept answers");
+                    AnswerFile::None
+                }
+            };
+        }
+        match &*file {
+            AnswerFile::Open(cache) => Some(act(cache)),
+            AnswerFile::Named(_) | AnswerFile::None => None,
+        }
     }
 
     /// Tells whether there is a file to look answers up in.
     pub(crate) fn any(&self) -> bool {
-        self.cache.borrow().is_some()
+        self.with(|_| ()).is_some()
     }
 
     /// Returns the question that a request to somebody is.
@@ -95,8 +127,7 @@ impl Answers {
 
     /// Returns a kept answer.
     pub(crate) fn find<T: DeserializeOwned>(&self, key: &Key) -> Option<T> {
-        let found = self.cache.borrow().as_ref()?.get(key);
-        match found {
+        match self.with(|cache| cache.get(key))? {
             // What cannot be read any more is asked again and replaced.
             Ok(text) => serde_json::from_str(&text?).ok(),
             Err(error) => {
@@ -114,11 +145,13 @@ impl Answers {
     async fn keep_as<T: Serialize>(&self, kind: &str, key: Key, answer: &T) {
         let Ok(text) = serde_json::to_string(answer) else { return };
         let (sender, stored) = oneshot::channel();
-        match &*self.cache.borrow() {
-            None => return,
-            Some(_) if self.looks_only => return,
-            // Nobody waits any more if the run has ended.
-            Some(cache) => cache.put(key, kind, text, |outcome| drop(sender.send(outcome))),
+        if self.looks_only {
+            return;
+        }
+        // Nobody waits any more if the run has ended.
+        let then = |outcome| drop(sender.send(outcome));
+        if self.with(|cache| cache.put(key, kind, text, then)).is_none() {
+            return;
         }
         if let Ok(Err(error)) = stored.await {
             self.give_up(&error);
@@ -127,7 +160,7 @@ impl Answers {
 
     /// Goes on without the file, which is set aside if it is damaged.
     fn give_up(&self, error: &Error) {
-        let Some(cache) = self.cache.take() else { return };
+        let AnswerFile::Open(cache) = self.file.replace(AnswerFile::None) else { return };
         tracing::warn!(%error, "going on without kept answers");
         if matches!(error, Error::Damaged { .. }) && !self.looks_only {
             match cache.set_aside() {

@@ -24,6 +24,7 @@ use crate::forecast::Forecast;
 use crate::report::Failure;
 use crate::spending::{Budget, Meter, Spent, Tokens, guess};
 use crate::units;
+use crate::visible::visible;
 
 /// Type of a model's products in this process: that of its checkpoint.
 const DTYPE: &str = "auto";
@@ -95,6 +96,7 @@ impl Asking {
 
     /// Connects to whom is to be asked.
     pub(crate) async fn connect(&self, context: &Context) -> anyhow::Result<Asker<'_>> {
+        let answers = Answers::open(&self.keeping, &context.command)?;
         let (engine, embedded) = match (&self.engine, &self.model) {
             (Some(url), _) => {
                 let key = embedded::key(&context.command, self.engine_key_file.as_deref())?;
@@ -112,7 +114,6 @@ impl Asking {
             }
             (None, None) => return Err(Failure::usage("nobody to ask").into()),
         };
-        let answers = Answers::open(&self.keeping, &context.command);
         let whom = match (&self.engine, &self.model) {
             (Some(url), _) => answers.of_engine(&engine, (url, self.engine_model.as_deref())).await,
             (None, Some(folder)) => answers.of_folder(folder, DTYPE).await?,
@@ -133,7 +134,7 @@ impl Asking {
 
     /// Prepares to foretell what asking would come to.
     pub(crate) async fn forecast(&self, context: &Context) -> anyhow::Result<Forecast<'_>> {
-        let answers = Answers::peek(&self.keeping, &context.command);
+        let answers = Answers::peek(&self.keeping, &context.command)?;
         let whom = match (&self.model, &self.engine) {
             (Some(folder), _) if answers.any() => Some(answers.of_folder(folder, DTYPE).await?),
             (None, Some(url)) => answers.last_met((url, self.engine_model.as_deref())),
@@ -337,6 +338,7 @@ impl Calls {
     /// Adds the calls to a closing table.
     pub(crate) fn rows(&self, table: &mut Table) {
         for (reason, count) in &self.faults {
+            let reason = visible(reason);
             table.add_row([format!("calls without a verdict: {reason}"), count.to_string()]);
         }
         self.meter.rows(table);

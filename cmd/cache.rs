@@ -8,7 +8,7 @@ use oclaw::cache::Cache;
 
 use crate::answers;
 use crate::asking;
-use crate::common::Context;
+use crate::common::{Context, Printing as _};
 use crate::report::{Exit, Failure};
 
 const DAY: u64 = 24 * 3600;
@@ -60,7 +60,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     table.add_row(["file".to_owned(), path.display().to_string()]);
     if !path.exists() {
         table.add_row(["entries".to_owned(), "0".to_owned()]);
-        writeln!(std::io::stdout(), "{table}")?;
+        writeln!(std::io::stdout(), "{table}").printed()?;
         return Ok(Exit::Done);
     }
     let cache = Cache::open(&path)?;
@@ -83,6 +83,6 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         let text = format!("{} entries, {} bytes", group.entries, group.bytes);
         table.add_row([format!("{}, {age}", group.kind), text]);
     }
-    writeln!(std::io::stdout(), "{table}")?;
+    writeln!(std::io::stdout(), "{table}").printed()?;
     Ok(Exit::Done)
 }

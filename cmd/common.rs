@@ -6,12 +6,14 @@ use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use anyhow::Context as _;
 use clap::{ArgAction, FromArgMatches};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::report::{self, Exit, Failure};
 use crate::settings::{Parsed, Setting};
+use crate::visible::visible_lines;
 
 /// Flags that mean the same in every subcommand.
 #[derive(clap::Args, Debug)]
@@ -73,6 +75,7 @@ impl Context {
         if !self.quiet {
             // In one piece: the stages of a pipe share stderr. A closed one is no
             // reason to fail.
+            let text = visible_lines(&text.to_string());
             let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
         }
     }
@@ -80,6 +83,18 @@ impl Context {
     /// Prints the closing table under the name of the stage.
     pub(crate) fn conclude(&self, table: impl std::fmt::Display) {
         self.say(format!("oclaw {}\n{table}", self.command));
+    }
+}
+
+/// The outcome of printing data.
+pub(crate) trait Printing<T> {
+    /// Says of a failure that it was standard output's.
+    fn printed(self) -> anyhow::Result<T>;
+}
+
+impl<T> Printing<T> for std::io::Result<T> {
+    fn printed(self) -> anyhow::Result<T> {
+        self.context("cannot write to standard output")
     }
 }
 
@@ -102,7 +117,11 @@ pub(crate) fn start<C: FromArgMatches>(
         };
     }
     install_logger(flags.verbose);
-    match context(command.clone(), flags).and_then(|context| run(cli, &context)) {
+    let outcome = context(command.clone(), flags).and_then(|context| {
+        parsed.warnings.iter().for_each(|warning| context.say(format!("warning: {warning}")));
+        run(cli, &context)
+    });
+    match outcome {
         Ok(exit) => exit.code(),
         Err(error) => report::error(&command, &error),
     }
@@ -141,6 +160,8 @@ async fn watch_signals(draining: Arc<AtomicBool>, sender: watch::Sender<bool>) {
         let first = sender.send_replace(true);
         if first || !draining.load(Ordering::SeqCst) {
             oclaw::table::discard_unfinished();
+            #[cfg(feature = "torch")]
+            oclaw::train::discard_unfinished();
             report::leave(130);
         }
     }
@@ -167,7 +188,7 @@ fn print_settings(command: &str, settings: &[Setting]) -> anyhow::Result<()> {
     for Setting { name, value, origin } in settings {
         text.push_str(&format!("{name:width$} = {value}  # {origin}\n"));
     }
-    std::io::stdout().write_all(text.as_bytes())?;
+    std::io::stdout().write_all(text.as_bytes()).printed()?;
     Ok(())
 }
 

@@ -57,17 +57,28 @@ pub(crate) enum FormatName {
 }
 
 impl Files {
-    /// Opens the tables.
+    /// Opens the tables, once it is known that the result has somewhere to go:
+    /// before anybody is asked, a model is loaded or a bar is drawn.
     pub(crate) fn open(&self) -> anyhow::Result<Source> {
+        self.target().check()?;
         self.inputs.open()
+    }
+
+    /// Opens the tables of a run that writes none.
+    pub(crate) fn open_to_look(&self) -> anyhow::Result<Source> {
+        self.inputs.open()
+    }
+
+    fn target(&self) -> Target {
+        match &self.output {
+            Some(path) if path.as_os_str() != "-" => Target::Path(path.clone()),
+            _ => Target::Stdout,
+        }
     }
 
     /// Returns where the table goes.
     pub(crate) fn output(&self) -> Output {
-        let target = match &self.output {
-            Some(path) if path.as_os_str() != "-" => Target::Path(path.clone()),
-            _ => Target::Stdout,
-        };
+        let target = self.target();
         let format = self.format.map(|format| match format {
             FormatName::Parquet => Format::Parquet,
             FormatName::Ipc => Format::Ipc,

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::answers::Answers;
 use crate::asking::{self, Asking, characters};
+use crate::common::Printing as _;
 use crate::spending::{Budget, guess};
 
 /// A count of what asking would come to.
@@ -87,6 +88,6 @@ pub(crate) fn print(
     if let Some(cost) = budget.cost(expected.prompt_tokens, expected.answer_tokens) {
         table.add_row(["cost, at most".to_owned(), format!("{cost:.6}")]);
     }
-    writeln!(std::io::stdout(), "{table}")?;
+    writeln!(std::io::stdout(), "{table}").printed()?;
     Ok(())
 }

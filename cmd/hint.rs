@@ -106,7 +106,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
 
 /// Says what asking for hints would come to.
 async fn foretell(args: &Args, context: &Context, prompt: &str) -> anyhow::Result<Exit> {
-    let source = args.files.open()?;
+    let source = args.files.open_to_look()?;
     let plan = args.files.plan(context, Writer::Hint, &source)?;
     let mut forecast = args.asking.forecast(context).await?;
     let look = async |turn: Turn| {

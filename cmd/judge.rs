@@ -11,7 +11,7 @@ use oclaw::stage::{self, Tally};
 use oclaw::trajectory::{Turn, Writer};
 
 use crate::asking::{self, Asker, Asking, Calls};
-use crate::common::Context;
+use crate::common::{Context, Printing as _};
 use crate::files::Files;
 use crate::progress;
 use crate::report::{Exit, Failure};
@@ -120,7 +120,7 @@ async fn foretell(
     asks: bool,
     prompt: &str,
 ) -> anyhow::Result<Exit> {
-    let source = args.files.open()?;
+    let source = args.files.open_to_look()?;
     let plan = args.files.plan(context, Writer::Judge, &source)?;
     let mut forecast = args.asking.forecast(context).await?;
     let look = async |turn: Turn| {
@@ -144,7 +144,7 @@ fn show_rules(file: Option<&str>) -> anyhow::Result<Exit> {
             std::fs::read_to_string(file)?
         }
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    std::io::stdout().write_all(text.as_bytes()).printed()?;
     Ok(Exit::Done)
 }
 

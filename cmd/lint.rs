@@ -8,10 +8,10 @@ use oclaw::trajectory;
 use oclaw::trajectory::lint::{Finding, Linter};
 use oclaw::trajectory::turn;
 
-use crate::common::Context;
+use crate::common::{Context, Printing as _};
 use crate::files::Inputs;
 use crate::report::Exit;
-use crate::view::visible;
+use crate::visible::visible;
 
 /// Check tables against every invariant of the schema
 ///
@@ -34,10 +34,10 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         faults += check(&source, &batch, &mut linter, &mut out)?;
     }
     for finding in linter.finish() {
-        print(&mut out, &finding)?;
+        print(&mut out, &finding).printed()?;
         faults += 1;
     }
-    out.flush()?;
+    out.flush().printed()?;
     context.say(format_args!("{rows} rows, {faults} findings"));
     match faults {
         0 => Ok(Exit::Done),
@@ -64,19 +64,19 @@ fn check(
     };
     if let Ok(turns) = turn::read(batch) {
         for (row, turn) in (first..).zip(&turns) {
-            see(row, turn)?;
+            see(row, turn).printed()?;
         }
         return Ok(faults);
     }
     let mut unreadable = Vec::new();
     for (row, index) in (first..).zip(0..batch.num_rows()) {
         match turn::read(&batch.slice(index, 1)) {
-            Ok(turns) => turns.iter().try_for_each(|turn| see(row, turn))?,
+            Ok(turns) => turns.iter().try_for_each(|turn| see(row, turn)).printed()?,
             Err(error) => unreadable.push((row, error)),
         }
     }
     for (row, error) in &unreadable {
-        writeln!(out, "{}: row {row}: {}", visible(input), unreadable_row(error))?;
+        writeln!(out, "{}: row {row}: {}", visible(input), unreadable_row(error)).printed()?;
     }
     Ok(faults + unreadable.len() as u64)
 }

@@ -26,6 +26,7 @@ mod teacher_lp;
 mod train;
 mod view;
 mod units;
+mod visible;
 
 use clap::{Parser, Subcommand};
 

@@ -20,6 +20,9 @@ use oclaw::template;
 #[cfg(feature = "torch")]
 use oclaw::train;
 
+use crate::common::Printing as _;
+use crate::visible::{visible, visible_lines};
+
 /// How a subcommand that did not fail ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -250,6 +253,9 @@ fn of_train(error: &train::Error) -> (Kind, Option<String>) {
         }
         Error::Locked { .. } => hinted(Kind::Failed, "wait for it, or train in another `--out`"),
         Error::NotFinite { .. } => hinted(Kind::Failed, "lower `--lr`, or look at the batch"),
+        Error::Ruined { .. } => {
+            hinted(Kind::Failed, "lower `--lr`; a tenth of it is a good next try")
+        }
         Error::Read { .. }
         | Error::Write { .. }
         | Error::Tensors(_)
@@ -285,7 +291,9 @@ fn of_cache(error: &cache::Error) -> (Kind, Option<String>) {
         Error::Damaged { .. } => {
             hinted(Kind::Failed, "remove it, or run a stage with it, which sets it aside")
         }
-        Error::Foreign { .. } => hinted(Kind::Usage, "name another file by `--cache`"),
+        Error::Foreign { .. } => {
+            hinted(Kind::Usage, "name another file by `--cache`; this one is left as it is")
+        }
         Error::Newer { .. } => hinted(Kind::Failed, "use a newer oclaw, or another `--cache`"),
         Error::Unusable { .. } => (Kind::Failed, None),
     }
@@ -346,6 +354,11 @@ fn of_table(error: &table::Error) -> (Kind, Option<String>) {
         Error::Cut { .. } => {
             hinted(Kind::Failed, "the stage that wrote it did not finish: look at its message")
         }
+        Error::StillOpen { .. } => hinted(
+            Kind::Failed,
+            "`oclaw serve` writes a turn when the next request or `--session-idle` closes it; \
+             `--flush-open` writes all of them at its end",
+        ),
         Error::Read { .. }
         | Error::NothingThere { .. }
         | Error::Empty { .. }
@@ -366,7 +379,12 @@ fn hinted(kind: Kind, hint: &str) -> (Kind, Option<String>) {
 /// their cause in their own message.
 fn told(error: &anyhow::Error) -> String {
     let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
+    for cause in error.chain() {
+        let cause = match cause.downcast_ref::<judge::Error>() {
+            // It shows the line of a file of rules.
+            Some(judge::Error::Rules { .. }) => visible_lines(&cause.to_string()),
+            _ => visible(&cause.to_string()),
+        };
         if text.is_empty() {
             text = cause;
         } else if !text.contains(&cause) {
@@ -381,9 +399,10 @@ fn told(error: &anyhow::Error) -> String {
 pub(crate) fn error(command: &str, error: &anyhow::Error) -> u8 {
     let (kind, hint) = classify(error);
     if kind != Kind::BrokenPipe {
-        let mut text = format!("oclaw {command}: {}\n", told(error));
+        let name = format!("oclaw {command}");
+        let mut text = format!("{}: {}\n", name.trim_end(), told(error));
         if let Some(hint) = hint {
-            text.push_str(&format!("hint: {hint}\n"));
+            text.push_str(&format!("hint: {}\n", visible(&hint)));
         }
         // Nobody is left to tell if stderr is closed.
         let _ = io::stderr().write_all(text.as_bytes());
@@ -392,11 +411,12 @@ pub(crate) fn error(command: &str, error: &anyhow::Error) -> u8 {
 }
 
 /// Prints a command-line error, or the help that was asked for.
-pub(crate) fn usage(error: &clap::Error) -> u8 {
-    let _ = error.print();
-    match error.use_stderr() {
-        true => Kind::Usage.code(),
-        false => 0,
+pub(crate) fn usage(problem: &clap::Error) -> u8 {
+    let printed = problem.print().and_then(|()| io::stdout().flush());
+    match (problem.use_stderr(), printed.printed()) {
+        (true, _) => Kind::Usage.code(),
+        (false, Ok(())) => 0,
+        (false, Err(failure)) => error("", &failure),
     }
 }
 

@@ -5,6 +5,8 @@
 //! from its name; a key of the TOML file becomes the default of the flag with
 //! the same name. What the subcommand gets is an ordinary clap struct.
 
+mod environment;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -27,6 +29,8 @@ pub(crate) struct Setting {
 pub(crate) struct Parsed {
     pub(crate) matches: ArgMatches,
     pub(crate) settings: Vec<Setting>,
+    /// What the reader should know of it.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Parses the process's arguments and environment.
@@ -44,9 +48,37 @@ fn parse_from(command: Command, argv: Vec<OsString>) -> Result<Parsed, clap::Err
             file.apply(command).map_err(|message| refuse(&mut Command::new("oclaw"), &message))?;
     }
     let described = command.clone();
-    let matches = command.try_get_matches_from(argv)?;
+    let matches = command.try_get_matches_from(join_negative(argv))?;
     let settings = settings(&described, &matches, &file);
-    Ok(Parsed { matches, settings })
+    Ok(Parsed { matches, settings, warnings: environment::unknown(&described) })
+}
+
+/// Joins `--lr -1e-5` to `--lr=-1e-5`: what begins like a negative number is a
+/// value, to be told what is wrong with it, and never a flag.
+fn join_negative(argv: Vec<OsString>) -> Vec<OsString> {
+    let negative = |word: &str| {
+        let rest = word.strip_prefix('-').unwrap_or_default();
+        rest.starts_with(|letter: char| letter.is_ascii_digit() || letter == '.')
+            || ["inf", "infinity", "nan"].contains(&rest.to_lowercase().as_str())
+    };
+    let mut joined: Vec<OsString> = Vec::with_capacity(argv.len());
+    let mut open = true;
+    for word in argv {
+        let value = word.to_str().filter(|word| open && negative(word));
+        let flag = joined.last().and_then(|last| last.to_str());
+        let flag =
+            flag.filter(|flag| flag.len() > 2 && flag.starts_with("--") && !flag.contains('='));
+        match (flag, value) {
+            (Some(flag), Some(value)) => {
+                let both = format!("{flag}={value}");
+                joined.pop();
+                joined.push(both.into());
+            }
+            _ => joined.push(word),
+        }
+        open &= joined.last().is_none_or(|word| word != "--");
+    }
+    joined
 }
 
 fn refuse(command: &mut Command, message: &str) -> clap::Error {
@@ -62,7 +94,9 @@ fn name_environment(command: Command) -> Command {
             Some("help" | "version" | "show-settings") | None => arg,
             Some(long) => {
                 let name = format!("{prefix}_{}", long.replace('-', "_").to_uppercase());
-                arg.env(name).hide_env(true)
+                // `-n -5` is a wrong value, and is to be told so.
+                let takes_values = arg.get_action().takes_values();
+                arg.env(name).hide_env(true).allow_negative_numbers(takes_values)
             }
         }
     };

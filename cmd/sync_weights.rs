@@ -13,6 +13,7 @@ use crate::common::Context;
 use crate::embedded;
 use crate::report::Exit;
 use crate::units;
+use crate::visible::visible;
 
 /// Hand a policy to running servers.
 ///
@@ -118,7 +119,6 @@ async fn push(
     (policy, back): (&Policy, Option<&Rollback>),
     watch: &dyn Fn(Tried),
 ) -> anyhow::Result<usize> {
-    let _lock = Lock::take(policy, Duration::from_secs(args.wait)).await?;
     let engine_key = embedded::key(&context.command, args.engine_key_file.as_deref())?;
     let proxy_key = embedded::key("sync-weights-proxy", args.proxy_key_file.as_deref())?;
     let options = |url: &String, key| {
@@ -139,6 +139,8 @@ async fn push(
         options.dialect = Some(oclaw::engine::Dialect::Generic);
         proxies.push(Engine::attach(options).await?);
     }
+    // The lock file is made once everybody has been found.
+    let _lock = Lock::take(policy, Duration::from_secs(args.wait)).await?;
     let options = sync::Options { force: args.force };
     let pushed = sync::push(policy, &engines, &proxies, options, watch).await?;
     if let Some(back) = back {
@@ -152,9 +154,10 @@ fn table(tried: &[Tried]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(["server", "step", "seconds", "outcome"]);
     for Tried { url, step, took, outcome, good } in tried {
-        let outcome = if *good { outcome.clone() } else { format!("failed: {outcome}") };
+        let outcome = visible(outcome);
+        let outcome = if *good { outcome } else { format!("failed: {outcome}") };
         table.add_row([
-            url.clone(),
+            visible(url),
             step.to_string(),
             format!("{:.2}", took.as_secs_f64()),
             outcome,

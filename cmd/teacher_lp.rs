@@ -29,6 +29,7 @@ use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::spending::{BUDGET, Budget, Meter};
 use crate::units;
+use crate::visible::visible;
 use keeper::Keeper;
 use scorer::Scorer;
 
@@ -147,7 +148,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     context.block_on(async {
         let vocabulary = vocabulary(&chat, &folder);
         let keeper = Keeper {
-            answers: Answers::open(&args.keeping, &context.command),
+            answers: Answers::open(&args.keeping, &context.command)?,
             meter: Meter::new(&args.budget),
             vocabulary,
         };
@@ -262,7 +263,7 @@ impl Counts {
         table.add_row(["hints scored".to_owned(), self.hints.to_string()]);
         table.add_row(["response tokens scored".to_owned(), self.tokens.to_string()]);
         for (reason, count) in self.failures.iter().take(MOST_REASONS) {
-            table.add_row([format!("failed: {reason}"), count.to_string()]);
+            table.add_row([format!("failed: {}", visible(reason)), count.to_string()]);
         }
         let others: u64 = self.failures.values().skip(MOST_REASONS).sum();
         if others > 0 {

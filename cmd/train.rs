@@ -3,6 +3,8 @@
 #[cfg(feature = "torch")]
 mod checks;
 #[cfg(feature = "torch")]
+mod metrics_file;
+#[cfg(feature = "torch")]
 mod steps;
 
 use std::path::PathBuf;
@@ -51,12 +53,21 @@ use crate::report::Exit;
 /// one or of none known, rows whose sampling temperature nobody knows. A loss or
 /// gradient that is not finite skips its update; three in a row end the run.
 ///
+/// No broken policy is published. After a step the weights must be finite, and on
+/// the first sequences of the batch (whole ones, up to 2048 tokens, at least one)
+/// the log-probs of the trained answer tokens, and those of the prompts, must be
+/// finite and have fallen by at most 5 nats on average (what rises does not make up
+/// for it). Else the run ends with exit code 1 and the figure, and `latest` stays:
+/// lower `--lr`. A run that comes to no
+/// policy leaves neither OUT nor the metrics file if it made them.
+///
 /// Metrics (`--metrics FILE`, one JSON object per step; null is not known):
 /// `step`, `turns`, `tokens` (trained), `input_tokens` (through the model),
 /// `loss`, `policy_loss`, `distill_loss`, `reference_kl`, `entropy` (before the first update;
 /// nats), `clip_fraction`, `approximate_kl` (mean lo - lc, last update),
 /// `log_prob_gap` (mean |trainer - server|), `importance` (mean weight),
-/// `gradient_norm` (before clipping), `clip_coefficient`, `learning_rate`,
+/// `gradient_norm` (before clipping), `clip_coefficient`, `moved` (mean |new - old|
+/// log-prob of the answers looked at), `learning_rate`,
 /// `weights_changed` (share of weights that are other numbers in the type they
 /// are served in), `reward`, `advantage_mean`, `_std`, `_min`, `_max`, `_zero`
 /// (share of exact zeros), `distill_clip_fraction` (of taught ids, last update),

@@ -10,9 +10,10 @@ use oclaw::trajectory;
 use oclaw::trajectory::Turn;
 use serde_json::Value;
 
-use crate::common::Context;
+use crate::common::{Context, Printing as _};
 use crate::files::Inputs;
 use crate::report::{Exit, Failure};
+use crate::visible::visible;
 
 /// Show the rows of a table
 ///
@@ -57,21 +58,21 @@ const WIDTH: u16 = 120;
 pub(crate) fn run(args: Args, _context: &Context) -> anyhow::Result<Exit> {
     let mut out = BufWriter::new(io::stdout().lock());
     if args.schema && args.inputs.inputs.is_empty() {
-        print(&mut out, schema_table(&trajectory_schema()))?;
+        print(&mut out, schema_table(&trajectory_schema())).printed()?;
     } else {
         let source = args.inputs.open()?;
         if args.schema {
-            print(&mut out, schema_table(&source.schema()))?;
+            print(&mut out, schema_table(&source.schema())).printed()?;
         } else if args.provenance {
             for line in &source.provenance().lines {
-                serde_json::to_writer(&mut out, line).map_err(io::Error::from)?;
-                out.write_all(b"\n")?;
+                serde_json::to_writer(&mut out, line).map_err(io::Error::from).printed()?;
+                out.write_all(b"\n").printed()?;
             }
         } else {
             rows(&args, source, &mut out)?;
         }
     }
-    out.flush()?;
+    out.flush().printed()?;
     Ok(Exit::Done)
 }
 
@@ -82,31 +83,32 @@ fn rows(args: &Args, mut source: Source, out: &mut impl Write) -> anyhow::Result
         let mut csv = csv::Writer::from_writer(out);
         let schema = source.schema();
         csv.write_record(chosen.iter().map(|index| schema.field(*index).name()))
-            .map_err(csv_failure)?;
+            .map_err(csv_failure)
+            .printed()?;
         while let Some(batch) = next(&mut source, &mut left)? {
-            write_csv(&mut csv, &batch.project(&chosen)?)?;
+            write_csv(&mut csv, &batch.project(&chosen)?).printed()?;
         }
-        csv.flush()?;
+        csv.flush().printed()?;
         return Ok(());
     }
     // Turns of many small shards share a table; a long input still streams.
     let mut block = Vec::new();
     while let Some(batch) = next(&mut source, &mut left)? {
         if args.json {
-            write_json(out, &batch.project(&chosen)?)?;
+            write_json(out, &batch.project(&chosen)?).printed()?;
         } else if args.columns.is_empty() {
             block.extend(source.read(&batch)?);
             while block.len() >= BLOCK {
                 let rest = block.split_off(BLOCK);
-                print(out, turns_table(&block))?;
+                print(out, turns_table(&block)).printed()?;
                 block = rest;
             }
         } else {
-            print(out, columns_table(&batch.project(&chosen)?))?;
+            print(out, columns_table(&batch.project(&chosen)?)).printed()?;
         }
     }
     if !block.is_empty() {
-        print(out, turns_table(&block))?;
+        print(out, turns_table(&block)).printed()?;
     }
     Ok(())
 }
@@ -322,22 +324,4 @@ fn cut(text: &str, letters: usize) -> String {
         None => text.to_owned(),
         Some(_) => text.chars().take(letters.saturating_sub(1)).chain(['…']).collect(),
     }
-}
-
-/// Makes a text safe to print within a line: control characters, line
-/// separators and marks that turn the writing direction become escapes.
-pub(crate) fn visible(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for letter in text.chars() {
-        let hidden = letter.is_control()
-            || matches!(letter, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-        match letter {
-            '\n' => shown.push_str("\\n"),
-            '\r' => shown.push_str("\\r"),
-            '\t' => shown.push_str("\\t"),
-            _ if hidden => shown.extend(letter.escape_unicode()),
-            _ => shown.push(letter),
-        }
-    }
-    shown
 }

@@ -29,7 +29,15 @@ run_tests() { # [CARGO FLAG…] [-- FILTER…]
 }
 
 # Says what the golden tests left out, which the runners hide of tests that pass.
-skipped() { cargo test --quiet --test oclaw golden -- --nocapture 2>&1 | grep skipped | sort -u || echo "nothing"; }
+skipped() {
+  local talk
+  if ! talk=$(cargo test --quiet --test oclaw golden -- --nocapture 2>&1); then
+    printf '%s\n' "$talk"
+    return 1
+  fi
+  # To find nothing is no failure.
+  printf '%s\n' "$talk" | { grep skipped || [ $? -eq 1 ]; } | sort -u | grep . || echo "nothing"
+}
 
 [ -e .libtorch ] || [ -n "${LIBTORCH:-}" ] || part "libtorch" scripts/setup-libtorch.sh
 if [ $# -gt 0 ]; then

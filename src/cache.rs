@@ -32,11 +32,13 @@ pub enum Error {
         /// What SQLite says.
         reason: String,
     },
-    /// The file is some other program's database.
-    #[error("`{path}` is a database, but not one of answers")]
+    /// The file is somebody else's, and is left alone.
+    #[error("`{path}` is {what}, not a file of answers")]
     Foreign {
         /// The file.
         path: PathBuf,
+        /// What it looks like.
+        what: &'static str,
     },
     /// The file was made by a newer oclaw.
     #[error("the answers in `{path}` have version {found}, this build knows {known}")]
@@ -91,12 +93,20 @@ pub struct Group {
 impl Cache {
     /// Opens a file of answers, which is made if it is not there.
     pub fn open(path: &Path) -> Result<Self, Error> {
+        file::check(path)?;
         let _lock = file::lock(path)?;
         Self::open_locked(path)
     }
 
+    /// Refuses a file that is somebody else's. Touches nothing.
+    pub fn check(path: &Path) -> Result<(), Error> {
+        file::check(path)
+    }
+
     /// Opens a file of answers; one that is damaged is renamed and a new one made.
+    /// What never was a file of answers is refused instead.
     pub fn open_or_renew(path: &Path) -> Result<Opened, Error> {
+        file::check(path)?;
         let _lock = file::lock(path)?;
         match Self::open_locked(path) {
             Ok(cache) => Ok(Opened { cache, set_aside: None }),

@@ -47,6 +47,14 @@ pub enum Target {
     Stdout,
 }
 
+impl Target {
+    /// Says early what [`Sink::create`] would say: a table is not for a terminal,
+    /// and a file needs a folder.
+    pub fn check(&self) -> Result<(), Error> {
+        sink::check(self)
+    }
+}
+
 /// What can go wrong at the door.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -65,6 +73,12 @@ pub enum Error {
         name: String,
         /// What was looked for.
         wanted: &'static str,
+    },
+    /// A spool folder has no shard yet, and a journal.
+    #[error("`{name}`: no table found, only the journal of turns that are still open")]
+    StillOpen {
+        /// The folder.
+        name: String,
     },
     /// Nothing came at all.
     #[error("`{name}` is empty: zero bytes")]

@@ -11,6 +11,8 @@ mod adamw;
 mod checkpoint;
 mod distil;
 mod head;
+mod health;
+mod hold;
 mod ledger;
 mod metrics;
 mod objective;
@@ -29,6 +31,8 @@ use crate::tensors;
 pub use adamw::{AdamW, Moments, Rates, Update, gradient_norm, zero_gradients};
 pub use checkpoint::{Base, Record, read_record};
 pub use distil::{Distillation, Distilled, Topk};
+pub use health::Ruin;
+pub use hold::discard_unfinished;
 pub use ledger::{Entry, Ledger};
 pub use metrics::Metrics;
 pub use objective::{Importance, LogProbs, Measures, Prepared, Terms, gradients, sample_log_probs};
@@ -123,6 +127,14 @@ pub enum Error {
     NotFinite {
         /// How many.
         updates: u64,
+    },
+    /// The step would make a policy that is broken.
+    #[error("step {step}: {ruin}: nothing is written, `latest` is untouched")]
+    Ruined {
+        /// The step.
+        step: u64,
+        /// What the step did to the policy.
+        ruin: Ruin,
     },
 }
 

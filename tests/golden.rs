@@ -11,5 +11,6 @@ mod hybrid;
 mod loss;
 #[cfg(feature = "torch")]
 mod model;
+mod plain;
 #[cfg(feature = "torch")]
 mod train;

@@ -27,6 +27,45 @@ pub(crate) fn models() -> PathBuf {
     folder_from("OCLAW_MODELS", "models")
 }
 
+/// Returns the folder of the tiny models that our own tests stand on: always the
+/// fixtures, for their ids and shapes are part of those tests.
+pub(crate) fn fixture_models() -> PathBuf {
+    fixture("models")
+}
+
+/// The sets that a folder of golden numbers can have.
+const SETS: [&str; 5] = ["api", "hybrid", "loss", "model", "train"];
+
+/// Returns the path of a golden file, `SET/NAME`. One that the folder does not
+/// have is said; a folder with no set at all is a mistake.
+#[expect(clippy::print_stdout, reason = "what is skipped is said")]
+pub(crate) fn golden_file(name: &str) -> Option<PathBuf> {
+    let folder = golden();
+    assert!(
+        SETS.iter().any(|set| folder.join(set).is_dir()),
+        "`{}` (OCLAW_GOLDEN) holds no golden set: none of {}",
+        folder.display(),
+        SETS.join(", ")
+    );
+    let path = folder.join(name);
+    let set = name.split('/').next().unwrap_or(name);
+    match (path.exists(), folder.join(set).is_dir()) {
+        (true, _) => return Some(path),
+        (false, true) => println!("skipped: no golden {name}"),
+        (false, false) => println!("skipped: no golden {set}"),
+    }
+    None
+}
+
+/// Reads a golden JSON file, if it is there.
+pub(crate) fn golden_json(name: &str) -> Option<serde_json::Value> {
+    let path = golden_file(name)?;
+    let text = std::fs::read(&path).unwrap();
+    Some(
+        serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display())),
+    )
+}
+
 fn folder_from(variable: &str, default: &str) -> PathBuf {
     match std::env::var_os(variable) {
         Some(folder) if !folder.is_empty() => PathBuf::from(folder),
@@ -78,7 +117,8 @@ pub(crate) fn has_weights(folder: &Path) -> bool {
 /// Returns every model that golden numbers were recorded of: its name and the
 /// record. The folder also holds records of GGUF files, which name no model.
 pub(crate) fn recorded_models() -> Vec<(String, serde_json::Value)> {
-    let Ok(entries) = std::fs::read_dir(golden().join("model")) else { return Vec::new() };
+    let Some(folder) = golden_file("model") else { return Vec::new() };
+    let entries = std::fs::read_dir(folder).unwrap();
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|ending| ending == "json"));
     files.sort();
@@ -87,5 +127,7 @@ pub(crate) fn recorded_models() -> Vec<(String, serde_json::Value)> {
             serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
         Some((recorded["model"].as_str()?.to_owned(), recorded))
     };
+    let models = models();
+    assert!(models.is_dir(), "`{}` (OCLAW_MODELS) is no folder", models.display());
     files.into_iter().filter_map(record).collect()
 }

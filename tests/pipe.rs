@@ -142,11 +142,34 @@ fn a_terminal_gets_no_table_and_gives_none() {
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("oclaw judge: standard output is a terminal"), "{said}");
     assert!(said.contains("hint: write to a file with `-o FILE`"), "{said}");
+    // Before anybody is asked, and before a bar is drawn.
+    let (code, said) = run(r#""$oclaw" judge --engine http://127.0.0.1:1 a.parquet"#);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.starts_with("oclaw judge: standard output is a terminal"), "{said}");
     let (code, said) = run(r#""$oclaw" view"#);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("oclaw view: standard input is a terminal"), "{said}");
     let (code, said) = run(r#""$oclaw" view a.parquet"#);
     assert_eq!(code, Some(0), "{said}");
+}
+
+#[test]
+fn a_target_that_cannot_be_is_named_and_no_temporary_file() {
+    let folder = folder(1);
+    std::fs::create_dir(folder.path().join("locked")).unwrap();
+    for (target, reason) in [
+        ("none/out.parquet", "No such file or directory (os error 2)"),
+        ("a.arrow/out.parquet", "Not a directory (os error 20)"),
+        ("locked", "is a directory"),
+        ("/proc/out.parquet", "(os error "),
+    ] {
+        let script = format!(r#""$oclaw" judge --rules a.parquet -o {target}"#);
+        let output = sh(folder.path(), &script);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains(&format!("oclaw judge: cannot write `{target}`: ")), "{stderr}");
+        assert!(stderr.contains(reason) && !stderr.contains(".tmp-"), "{stderr}");
+    }
 }
 
 /// The lines of the README's first look, and the numbers it promises. They were

@@ -22,11 +22,11 @@ pub(super) async fn foretell(
     context: &Context,
     (chat, folder): (&Chat, &Path),
 ) -> anyhow::Result<Exit> {
-    let source = args.files.open()?;
+    let source = args.files.open_to_look()?;
     check_tokenizer(&source, chat, folder, context)?;
     let mut plan = args.files.plan(context, Writer::TeacherLp, &source)?;
     plan.needs = &["hints"];
-    let answers = Answers::peek(&args.keeping, &context.command);
+    let answers = Answers::peek(&args.keeping, &context.command)?;
     let (of_teacher, of_student) = scorer::known(args, &answers).await?;
     let teacher = Teacher {
         chat,

@@ -1,10 +1,7 @@
 //! From flags to steps: the part of `oclaw train` that needs libtorch.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
-use std::io::Write;
 
-use anyhow::Context as _;
 use comfy_table::Table;
 use indicatif::ProgressBar;
 use oclaw::advantage::Method;
@@ -17,6 +14,7 @@ use oclaw::train::{
 use oclaw::trajectory::Turn;
 
 use super::checks;
+use super::metrics_file::MetricsFile;
 use super::{
     Args, DistillationArgs, DtypeName, ImportanceName, KlName, LossArgs, OldName, OptimizerArgs,
     ReductionName, SelectionName, SubsetName,
@@ -25,6 +23,7 @@ use crate::asking;
 use crate::common::Context;
 use crate::progress;
 use crate::report::{Exit, Failure};
+use crate::visible::visible;
 
 /// Mean |trainer - server| log-prob, in nats, that numerics alone do not explain.
 const WIDE_GAP: f64 = 0.1;
@@ -42,7 +41,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Exit> {
     checks::check_estimator(&source, method.estimator, context)?;
     checks::check_tokenizer(&source, args)?;
     let mut trainer = Trainer::open(options(args, context, &method))?;
-    let mut metrics = metrics_file(args)?;
+    let mut metrics = args.metrics.as_deref().map(MetricsFile::open).transpose()?;
     announce(&trainer, args, context);
     let mut queue = VecDeque::new();
     while let Some(turns) = source.next_turns()? {
@@ -51,7 +50,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Exit> {
     checks::check_topk(&queue, &method)?;
     let bar = progress::bar(context, "train", Some(queue.len() as u64));
     let done = steps(&mut trainer, &mut queue, args, &bar, &mut |trained| {
-        write_metrics(metrics.as_mut(), &trained.metrics)
+        metrics.as_mut().map_or(Ok(()), |file| file.write(&trained.metrics))
     });
     bar.finish_and_clear();
     let done = done?;
@@ -217,20 +216,6 @@ fn settings(args: &Args, method: &Method) -> serde_json::Value {
     })
 }
 
-fn metrics_file(args: &Args) -> anyhow::Result<Option<File>> {
-    let Some(path) = &args.metrics else { return Ok(None) };
-    let opening = || format!("cannot write `{}`", path.display());
-    let file = File::options().create(true).append(true).open(path).with_context(opening)?;
-    Ok(Some(file))
-}
-
-fn write_metrics(file: Option<&mut File>, metrics: &Metrics) -> anyhow::Result<()> {
-    let Some(file) = file else { return Ok(()) };
-    let mut line = serde_json::to_vec(metrics)?;
-    line.push(b'\n');
-    file.write_all(&line).context("cannot write the metrics")
-}
-
 fn announce(trainer: &Trainer, args: &Args, context: &Context) {
     let step = trainer.step();
     let served = trainer.dtype();
@@ -258,10 +243,11 @@ fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Ex
         context.say(format!("{have}/{need} turns wait for a full batch: train them with more"));
     }
     for (reason, count) in trainer.refused() {
-        context.say(format!("not trained: {count} turns: {reason}"));
+        context.say(format!("not trained: {count} turns: {}", visible(reason)));
     }
     for fault in faults.iter().take(NAMED) {
-        context.say(format!("turn {}: {}", fault.turn_id, fault.problem));
+        let (turn, problem) = (visible(&fault.turn_id), visible(&fault.problem));
+        context.say(format!("turn {turn}: {problem}"));
     }
     if faults.len() > NAMED {
         context.say(format!("and {} more broken rows", faults.len() - NAMED));
@@ -336,6 +322,7 @@ fn table(trained: &Trained) -> Table {
     row("  staleness", number(metrics.staleness));
     row("  gradient norm", number(metrics.gradient_norm));
     row("  weights changed", number(metrics.weights_changed));
+    row("  log-probs moved", number(metrics.moved));
     row("  seconds", format!("{:.1}", metrics.seconds));
     row(
         "  policy",

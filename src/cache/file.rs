@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -11,6 +12,9 @@ use super::{Error, seconds};
 
 /// Marks the file as ours: `oclw`.
 const APPLICATION: i64 = 0x6f63_6c77;
+
+/// Bytes of SQLite's header.
+const HEAD: u64 = 100;
 
 /// Version of the table's layout.
 const VERSION: i64 = 1;
@@ -42,6 +46,31 @@ pub(super) fn lock(path: &Path) -> Result<File, Error> {
     locked().map_err(|error: std::io::Error| unusable(path, &error))
 }
 
+/// Refuses a file that is not ours, without touching anything. Ours has our lock
+/// file beside it, or our mark in its head; damage may cost it one of the two.
+pub(super) fn check(path: &Path) -> Result<(), Error> {
+    let foreign = |what| Err(Error::Foreign { path: path.to_owned(), what });
+    let mut head = Vec::new();
+    match File::open(path) {
+        Ok(file) if path.is_file() => {
+            file.take(HEAD).read_to_end(&mut head).map_err(|error| unusable(path, &error))?;
+        }
+        // What is there and no file is told by who opens it.
+        _ => return Ok(()),
+    }
+    if head.is_empty() || beside(path, ".lock").exists() {
+        return Ok(());
+    }
+    if !head.starts_with(b"SQLite format 3\0") {
+        return foreign("no database");
+    }
+    let mark = head.get(68..72).and_then(|bytes| bytes.try_into().ok()).map(i32::from_be_bytes);
+    match mark.map(i64::from) {
+        Some(APPLICATION) => Ok(()),
+        _ => foreign("another database"),
+    }
+}
+
 /// Opens a connection to a file that is ours, or to be.
 pub(super) fn connect(path: &Path) -> Result<Connection, Error> {
     let failure = |error| failure(path, &error);
@@ -62,7 +91,7 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Error> {
         transaction.commit().map_err(failure)?;
     }
     if number(&connection, "PRAGMA application_id")? != APPLICATION {
-        return Err(Error::Foreign { path: path.to_owned() });
+        return Err(Error::Foreign { path: path.to_owned(), what: "another database" });
     }
     let found = number(&connection, "PRAGMA user_version")?;
     if found > VERSION {

@@ -70,6 +70,9 @@ fn shards(folder: &Path) -> Result<Vec<PathBuf>, Error> {
             found.push((first, path));
         }
     }
+    if found.is_empty() && folder.join(".journal").is_dir() {
+        return Err(Error::StillOpen { name: name() });
+    }
     if found.is_empty() {
         return Err(Error::NothingThere { name: name(), wanted: "no `*.parquet` in the folder" });
     }

@@ -183,6 +183,38 @@ impl Sink {
     }
 }
 
+/// Refuses a target that cannot take a table, and touches nothing.
+pub(super) fn check(target: &Target) -> Result<(), Error> {
+    match target {
+        Target::Stdout if io::stdout().is_terminal() => Err(Error::StdoutTerminal),
+        Target::Stdout => Ok(()),
+        Target::Path(path) => {
+            let problem = match path.is_dir() {
+                true => Some(io::ErrorKind::IsADirectory.into()),
+                // The system says what is wrong with a folder that is none.
+                false => fs::metadata(folder_of(path).join(".")).err(),
+            };
+            let name = path.display().to_string();
+            problem.map_or(Ok(()), |source| Err(Error::Write { name, source }))
+        }
+    }
+}
+
+fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// Takes the name of a temporary file out of an error: nobody asked for that file.
+fn without_name(error: io::Error) -> io::Error {
+    match error.to_string().rsplit_once(" at path ") {
+        Some((reason, _)) => io::Error::new(error.kind(), reason),
+        None => error,
+    }
+}
+
 /// Duplicates standard output and tells the format that suits it.
 fn stdout() -> Result<(File, Format), Error> {
     let stdout = io::stdout();
@@ -215,15 +247,13 @@ fn open(path: &Path, existing: Existing) -> io::Result<(File, Option<Aside>, For
         Ok(_) => fs::canonicalize(path)?,
         Err(_) => path.to_owned(),
     };
-    let folder = match target.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    };
+    let folder = folder_of(&target);
     let temporary = tempfile::Builder::new()
         .prefix(".tmp-")
         // What the umask leaves of it, as for any other file.
         .permissions(fs::Permissions::from_mode(0o666))
-        .tempfile_in(&folder)?;
+        .tempfile_in(&folder)
+        .map_err(without_name)?;
     let (file, temporary) = temporary.into_parts();
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).insert(temporary.to_path_buf());
     let aside =

@@ -44,6 +44,9 @@ pub struct Metrics {
     pub gradient_norm: Option<f64>,
     /// Factor that clipping put on it.
     pub clip_coefficient: Option<f64>,
+    /// Mean of `|new - old|` log-probs of trained answer tokens after the step,
+    /// on the sequences that are looked at.
+    pub moved: Option<f64>,
     /// Learning rate.
     pub learning_rate: f64,
     /// Share of served weights that are other numbers now.
@@ -137,6 +140,7 @@ impl Metrics {
             importance: first(|measures| measures.importance),
             gradient_norm: update.map(|update| update.gradient_norm),
             clip_coefficient: update.map(|update| update.clip_coefficient),
+            moved: None,
             learning_rate,
             weights_changed: update.map(|update| updates.changed as f64 / update.weights as f64),
             reward: rewards.mean(),

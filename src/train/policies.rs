@@ -3,13 +3,17 @@
 //!
 //! A policy is written aside, synced and renamed, and only then `latest` moves.
 //! Killed at any point, the folder still has its old `latest`, and what was
-//! begun has a name that starts with `.tmp-`.
+//! begun has a name that starts with `.tmp-`. A run that comes to no policy takes
+//! away the folder and the lock file that it made.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Error;
+use super::hold::Hold;
+use crate::model;
+use crate::tensors;
 
 const LATEST: &str = "latest";
 /// What `sync-weights --rollback` leaves in a policy's folder.
@@ -19,38 +23,35 @@ const WITHDRAWN: &str = "oclaw/withdrawn";
 #[derive(Debug)]
 pub(super) struct Policies {
     folder: PathBuf,
-    /// Held for as long as we write here.
-    _lock: File,
+    /// Held for as long as we write here; not yet, if the folder is still to be
+    /// made.
+    hold: Option<Hold>,
 }
 
 impl Policies {
-    /// Opens the folder, making it if need be, for this process alone.
+    /// Opens the folder for this process alone. One that is not there is not
+    /// made yet: see [`Policies::make`].
     pub(super) fn open(folder: &Path) -> Result<Self, Error> {
-        fs::create_dir_all(folder).map_err(|source| Error::write(folder, source))?;
-        let path = folder.join(".lock");
-        let lock = File::create(&path).map_err(|source| Error::write(&path, source))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => {
-                return Err(Error::Locked { folder: folder.to_owned() });
+        let hold = match folder.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            _ if !folder.is_dir() => {
+                return Err(Error::write(folder, io::ErrorKind::NotADirectory.into()));
             }
-            Err(fs::TryLockError::Error(source)) => return Err(Error::write(&path, source)),
-        }
-        let policies = Self { folder: folder.to_owned(), _lock: lock };
-        policies.discard_unfinished();
-        Ok(policies)
+            _ => Some(Hold::take(folder)?),
+        };
+        Ok(Self { folder: folder.to_owned(), hold })
     }
 
-    /// Removes what a killed run left behind.
-    fn discard_unfinished(&self) {
-        let Ok(entries) = fs::read_dir(&self.folder) else { return };
-        for entry in entries.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(".tmp-") {
-                let path = entry.path();
-                // What cannot be removed is in nobody's way.
-                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+    /// Makes the folder, now that nothing else stands against the first step.
+    pub(super) fn make(&mut self) -> Result<(), Error> {
+        if self.hold.is_none() {
+            self.hold = Some(Hold::take(&self.folder)?);
+            if self.latest()?.is_some() {
+                // It began and ended while we were getting ready.
+                return Err(Error::Locked { folder: self.folder.clone() });
             }
         }
+        Ok(())
     }
 
     /// Returns the policy that `latest` points to: a link, or a one-line text
@@ -87,14 +88,44 @@ impl Policies {
 
     /// Returns the folder in which a policy is written until it is whole.
     pub(super) fn begin(&self, step: u64) -> Result<PathBuf, Error> {
-        let aside = self.folder.join(format!(".tmp-{}-{}", name(step), std::process::id()));
+        let aside = self.aside(step);
         fs::create_dir_all(&aside).map_err(|source| Error::write(&aside, source))?;
         Ok(aside)
     }
 
+    /// Names the file that was to be, not the one it was written as.
+    pub(super) fn named(&self, error: Error, step: u64) -> Error {
+        let aside = self.aside(step);
+        let named = |path: PathBuf| match path.strip_prefix(&aside) {
+            Ok(file) => self.folder.join(name(step)).join(file),
+            Err(_) => path,
+        };
+        match error {
+            Error::Write { path, source } => Error::Write { path: named(path), source },
+            Error::Ledger { path, problem } => Error::Ledger { path: named(path), problem },
+            Error::Tensors(tensors::Error::Write { path, source }) => {
+                Error::Tensors(tensors::Error::Write { path: named(path), source })
+            }
+            Error::Model(model::Error::Write { path, source }) => {
+                Error::Model(model::Error::Write { path: named(path), source })
+            }
+            Error::Model(model::Error::Tensors(tensors::Error::Write { path, source })) => {
+                let error = tensors::Error::Write { path: named(path), source };
+                Error::Model(model::Error::Tensors(error))
+            }
+            error => error,
+        }
+    }
+
+    fn aside(&self, step: u64) -> PathBuf {
+        self.folder.join(format!(".tmp-{}-{}", name(step), std::process::id()))
+    }
+
     /// Gives a whole policy its name, then moves `latest` to it.
-    pub(super) fn publish(&self, aside: &Path, step: u64) -> Result<PathBuf, Error> {
+    pub(super) fn publish(&mut self, aside: &Path, step: u64) -> Result<PathBuf, Error> {
         sync_tree(aside)?;
+        // From here on the folder has something to keep.
+        self.hold.iter_mut().for_each(Hold::keep);
         let policy = self.folder.join(name(step));
         if policy.exists() {
             // A run was killed between this rename and the next. Nobody has been

@@ -2,7 +2,7 @@
 //! step that leads from a batch of turns to the next policy.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use tch::{Device, Tensor};
@@ -16,6 +16,7 @@ use super::Error;
 use super::adamw::{AdamW, zero_gradients};
 use super::checkpoint::{self, Base, LEDGER, OPTIMIZER, OURS, Record};
 use super::distil::{self, Distilled, Further};
+use super::health::Probe;
 use super::ledger::Ledger;
 use super::metrics::{Metrics, Updates};
 use super::objective::{LogProbs, Prepared, Terms, gradients, log_probs_at, sample_log_probs};
@@ -58,7 +59,7 @@ pub struct Fault {
 impl Trainer {
     /// Resumes at the folder's `latest`, or starts from the model.
     pub fn open(mut options: Options) -> Result<Self, Error> {
-        let policies = Policies::open(&options.out)?;
+        let mut policies = Policies::open(&options.out)?;
         let latest = policies.latest()?;
         let record = latest.as_deref().map(checkpoint::read_record).transpose()?;
         let base = base(&options, record.as_ref())?;
@@ -81,6 +82,7 @@ impl Trainer {
             false => None,
         };
         options.admission.vocabulary = model.config.vocab_size;
+        policies.make()?;
         let step = record.map_or(0, |record| record.step);
         Ok(Self {
             options,
@@ -164,7 +166,8 @@ impl Trainer {
     }
 
     /// Trains one batch and writes the next policy. Returns nothing, and writes
-    /// nothing, if no sample is left or no update could be made.
+    /// nothing, if no sample is left or no update could be made; a policy that the
+    /// step has broken is an error.
     pub fn train(&mut self, samples: Vec<Sample>) -> Result<Option<Trained>, Error> {
         let started = Instant::now();
         let batch = self.prepare(samples);
@@ -178,6 +181,7 @@ impl Trainer {
             }
             return Ok(None);
         }
+        let probe = Probe::new(&self.model, &batch, self.options.tokens_per_pass);
         let updates = self.update(&batch)?;
         let rates = self.options.rates;
         let old = self.options.admission.old_log_probs;
@@ -191,6 +195,8 @@ impl Trainer {
             }
             return Ok(Some(Trained { metrics, policy: None }));
         }
+        let ruined = |ruin| Error::Ruined { step, ruin };
+        metrics.moved = Some(probe.check(&self.model).map_err(ruined)?);
         self.step = step;
         for prepared in &batch {
             self.ledger.consume(&prepared.sample.turn_id, self.step);
@@ -331,7 +337,15 @@ impl Trainer {
     /// Writes the policy of the step at hand.
     fn save(&mut self, metrics: &Metrics) -> Result<PathBuf, Error> {
         let aside = self.policies.begin(self.step)?;
-        self.model.save(&self.pattern, &aside, Some(self.dtype))?;
+        self.write(&aside, metrics).map_err(|error| self.policies.named(error, self.step))?;
+        let policy = self.policies.publish(&aside, self.step)?;
+        self.pattern.clone_from(&policy);
+        self.policies.prune(self.step, self.options.keep, OPTIMIZER)?;
+        Ok(policy)
+    }
+
+    fn write(&self, aside: &Path, metrics: &Metrics) -> Result<(), Error> {
+        self.model.save(&self.pattern, aside, Some(self.dtype))?;
         let ours = aside.join(OURS);
         std::fs::create_dir_all(&ours).map_err(|source| Error::write(&ours, source))?;
         let record = Record {
@@ -344,15 +358,11 @@ impl Trainer {
             settings: self.options.settings.clone(),
             metrics: serde_json::to_value(metrics).unwrap_or_default(),
         };
-        checkpoint::write_record(&aside, &record)?;
+        checkpoint::write_record(aside, &record)?;
         let state = aside.join(OPTIMIZER);
         let parameters = self.model.parameters();
         checkpoint::write_optimizer(&state, &self.optimizer, parameters, self.dtype)?;
-        self.ledger.write(&aside.join(LEDGER))?;
-        let policy = self.policies.publish(&aside, self.step)?;
-        self.pattern.clone_from(&policy);
-        self.policies.prune(self.step, self.options.keep, OPTIMIZER)?;
-        Ok(policy)
+        self.ledger.write(&aside.join(LEDGER))
     }
 }
 

@@ -311,8 +311,12 @@ fn a_dry_run_asks_nobody() {
 #[test]
 fn a_damaged_file_is_no_reason_to_stop() {
     let (bench, fake) = (Bench::new(), judge());
-    std::fs::create_dir_all(bench.answers().parent().unwrap()).unwrap();
+    bench.run("judge", &fake, &[], 0);
+    for ending in ["-wal", "-shm"] {
+        let _ = std::fs::remove_file(bench.path(&format!("oclaw/answers.sqlite{ending}")));
+    }
     std::fs::write(bench.answers(), "garbage ".repeat(1000)).unwrap();
+    fake.forget();
     oclaw_keeping(bench.folder.path()).arg("cache").assert().code(1);
     let ran = bench.run("judge", &fake, &[], 0);
     assert!(ran.talk.contains("set the answers aside and started anew"), "{}", ran.talk);
@@ -329,6 +333,44 @@ fn a_damaged_file_is_no_reason_to_stop() {
     let ran = bench.run("judge", &fake, &["--cache", folder], 0);
     assert!(ran.talk.contains("going on without kept answers"), "{}", ran.talk);
     assert_eq!(calls(&fake), 18);
+}
+
+#[test]
+fn a_file_named_by_mistake_is_left_alone() {
+    let (bench, fake) = (Bench::new(), judge());
+    let notes = bench.path("notes.txt");
+    std::fs::write(&notes, "precious notes").unwrap();
+    let before = std::fs::read(&bench.input).unwrap();
+    for file in [&notes, &bench.input] {
+        let flags = ["--cache", file.to_str().unwrap()];
+        for stage in ["judge", "hint"] {
+            let ran = bench.run(stage, &fake, &flags, 2);
+            let wanted = format!("`{}` is no database, not a file of answers", file.display());
+            assert!(ran.talk.contains(&wanted), "{}", ran.talk);
+            assert!(ran.talk.contains("hint: name another file by `--cache`"), "{}", ran.talk);
+        }
+        bench.run("judge", &fake, &["--dry-run", flags[0], flags[1]], 2);
+        oclaw_keeping(bench.folder.path()).arg("cache").args(flags).assert().code(2);
+    }
+    assert_eq!(fake.paths(), Vec::<String>::new());
+    assert_eq!(std::fs::read_to_string(&notes).unwrap(), "precious notes");
+    assert_eq!(std::fs::read(&bench.input).unwrap(), before);
+    let names: Vec<_> = std::fs::read_dir(bench.folder.path()).unwrap().flatten().collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+}
+
+#[test]
+fn a_run_that_reaches_nobody_makes_no_file() {
+    let bench = Bench::new();
+    for stage in [&["judge"][..], &["hint"]] {
+        oclaw_keeping(bench.folder.path())
+            .args(stage)
+            .args(["--engine", "http://127.0.0.1:1", "--retries", "0", "-o"])
+            .args([&bench.path("out.parquet"), &bench.input])
+            .assert()
+            .code(4);
+        assert!(!bench.answers().exists());
+    }
 }
 
 #[test]

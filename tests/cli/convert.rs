@@ -61,6 +61,15 @@ fn bad_input_is_one_line_naming_the_file() {
         assert_eq!(talk.lines().count(), 1, "{talk}");
         assert!(!out.exists());
     }
+    // Weights that end too early are seen when the folder is half written.
+    let bytes = tiny_llama().bytes();
+    std::fs::write(&file, &bytes[..bytes.len() - 64]).unwrap();
+    let out = folder.path().join("some/where/out");
+    let failed = oclaw().arg("convert").arg(&file).arg("-o").arg(&out).output().unwrap();
+    let talk = String::from_utf8(failed.stderr).unwrap();
+    assert_eq!(failed.status.code(), Some(1), "{talk}");
+    assert!(!talk.contains(".tmp-"), "{talk}");
+    assert!(!folder.path().join("some").exists(), "{talk}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ mod with_torch {
     use std::net::{TcpListener, TcpStream};
     use std::process::{Child, ChildStderr, Command, Stdio};
 
-    use crate::harness::{models, oclaw};
+    use crate::harness::{fixture_models as models, oclaw};
 
     fn refused(args: &[&str], code: i32) -> String {
         let model = models().join("tiny-qwen3");

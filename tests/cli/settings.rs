@@ -127,3 +127,95 @@ fn help_and_version_are_data_on_stdout_and_no_arguments_are_wrong_usage() {
     oclaw().assert().code(2);
     oclaw().arg("no-such-command").assert().code(2);
 }
+
+/// What stderr says of a run, and its exit code.
+fn said(command: &mut assert_cmd::Command) -> (Option<i32>, String) {
+    let output = command.output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_negative_number_is_a_wrong_value_and_no_unknown_flag() {
+    for (words, wanted) in [
+        (&["train", "--out", "o", "--lr", "-1"][..], "'-1' for '--lr <X>': wanted a number from 0"),
+        (&["train", "--out", "o", "--lr", "-1e-5"], "'-1e-5' for '--lr <X>'"),
+        (&["train", "--out", "o", "--keep", "-1"], "'-1' for '--keep <N>'"),
+        (&["train", "--out", "o", "--seed", "-3"], "'-3' for '--seed <N>'"),
+        (&["judge", "--rules", "--votes", "-2"], "'-2' for '--votes <N>'"),
+        (&["hint", "--from-feedback", "--timeout", "-1"], "'-1' for '--timeout <SECONDS>'"),
+        (&["teacher-lp", "--topk", "-4"], "'-4' for '--topk <K>'"),
+        (&["advantage", "--gamma", "-0.5"], "'-0.5' for '--gamma <"),
+        (&["view", "-n", "-5"], "'-5' for '--count <N>'"),
+        (&["serve", "--spool", "s", "--shard-rows", "-1"], "'-1' for '--shard-rows <N>'"),
+        (&["serve", "--spool", "s", "--drain", "-1"], "'-1' for '--drain <TIME>'"),
+        (&["sync-weights", "p", "--engine", "e", "--tries", "-1"], "'-1' for '--tries <N>'"),
+        (&["cache", "--prune-older-than", "-1d"], "'-1d' for '--prune-older-than <TIME>'"),
+        (&["train", "--out", "o", "--lr", "-inf"], "'-inf' for '--lr <X>'"),
+        (&["train", "--out", "o", "--decay-all", "-1"], "unexpected value '-1' for '--decay-all'"),
+    ] {
+        let (code, talk) = said(oclaw().args(words));
+        assert_eq!(code, Some(2), "{words:?}: {talk}");
+        assert!(talk.contains(wanted), "{words:?}: {talk}");
+    }
+}
+
+#[test]
+fn a_misspelt_variable_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let lint = |name: &str| {
+        let mut command = oclaw();
+        command.current_dir(folder.path()).args(["lint", "none.parquet"]).env(name, "5");
+        said(&mut command).1
+    };
+    for (name, near) in [
+        ("OCLAW_JUGDE_VOTES", "OCLAW_JUDGE_VOTES"),
+        ("OCLAW_TRAIN_LRR", "OCLAW_TRAIN_LR"),
+        ("OCLAW_SEEED", "OCLAW_SEED"),
+        ("OCLAW_TEACHER_LP_KEYS", "OCLAW_TEACHER_LP_KEY"),
+    ] {
+        let talk = lint(name);
+        let wanted = format!("warning: `{name}` is no setting and is ignored: is it `{near}`?\n");
+        assert_eq!(talk.matches(&wanted).count(), 1, "{talk}");
+    }
+    assert!(
+        lint("OCLAW_ENTIRELY_ELSE")
+            .contains("`OCLAW_ENTIRELY_ELSE` is no setting and is ignored\n")
+    );
+    for known in [
+        "OCLAW_JUDGE_VOTES",
+        "OCLAW_CACHE",
+        "OCLAW_GOLDEN",
+        "OCLAW_MODELS",
+        "OCLAW_BIN",
+        "OCLAW_SMOLLM2_GGUF",
+        "OCLAW_HINT_KEY",
+        "OCLAW_SYNC_WEIGHTS_PROXY_KEY",
+        "OTHER_JUGDE_VOTES",
+    ] {
+        assert!(!lint(known).contains("is no setting"), "{known}");
+    }
+    let mut quiet = oclaw();
+    quiet.args(["view", "--schema", "-q"]).env("OCLAW_SEEED", "1");
+    assert_eq!(said(&mut quiet), (Some(0), String::new()));
+}
+
+#[test]
+fn a_full_disk_under_standard_output_is_told() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for words in [
+        &["--help"][..],
+        &["--version"],
+        &["train", "--help"],
+        &["view", "--schema"],
+        &["judge", "--show-rules"],
+        &["cache", "--cache", "none.sqlite"],
+        &["cache", "--show-settings"],
+    ] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_oclaw"));
+        let output = command.args(words).stdout(full()).output().unwrap();
+        let talk = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {talk}");
+        let wanted = ": cannot write to standard output: No space left on device (os error 28)\n";
+        assert!(talk.ends_with(wanted), "{words:?}: {talk}");
+    }
+}

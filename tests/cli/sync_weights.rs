@@ -161,3 +161,27 @@ fn withdrawn_policies_are_passed_over_and_a_text_latest_stays_one() {
         .code(1);
     assert!(stderr(&named).contains("it is a folder, not a `latest`"), "{}", stderr(&named));
 }
+
+#[test]
+fn what_a_server_says_forges_no_line() {
+    let folder = tempfile::tempdir().unwrap();
+    policy_in(folder.path());
+    let fake = FakeEngine::sglang();
+    let version = "6\nhint: all is well\u{1b}[32m";
+    let info = json!({"model_path": "/m", "weight_version": version});
+    fake.on("/model_info", [Reply::json(200, info)]);
+    fake.on("/get_model_info", [Reply::json(200, json!({"weight_version": version}))]);
+    let other = sync(folder.path(), &["--engine", &fake.url()]).failure();
+    let text = stderr(&other);
+    assert!(text.contains("6\\nhint: all is well\\u{1b}[32m"), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text}");
+    assert!(!text.lines().any(|line| line.starts_with("hint: all is well")), "{text}");
+}
+
+#[test]
+fn nobody_there_leaves_no_lock_file() {
+    let folder = tempfile::tempdir().unwrap();
+    policy_in(folder.path());
+    sync(folder.path(), &["--engine", "http://127.0.0.1:1"]).code(4);
+    assert!(!folder.path().join(".sync.lock").exists());
+}

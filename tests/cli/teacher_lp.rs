@@ -16,7 +16,7 @@ use super::judge::read;
 use crate::forge::{captured, write};
 #[cfg(feature = "torch")]
 use crate::harness::oclaw_keeping;
-use crate::harness::{models, oclaw};
+use crate::harness::{fixture_models as models, oclaw};
 
 fn hinted(folder: &Path) -> PathBuf {
     let with = |number: u32, hints: Option<&[&str]>| Turn {

@@ -11,7 +11,7 @@ use oclaw::trajectory::Writer;
 #[cfg(feature = "torch")]
 use crate::forge::captured;
 use crate::forge::{STAGES, finished, write};
-use crate::harness::{models, oclaw};
+use crate::harness::{fixture_models as models, oclaw};
 
 fn noted(turns: Vec<Turn>) -> Vec<Turn> {
     let method = Method::new(Estimator::Combine);
@@ -23,8 +23,12 @@ fn table(folder: &Path, turns: Vec<Turn>) -> PathBuf {
 }
 
 fn train(folder: &Path) -> assert_cmd::Command {
+    train_at(folder, "1e-3")
+}
+
+fn train_at(folder: &Path, learning_rate: &str) -> assert_cmd::Command {
     let mut command = oclaw();
-    command.args(["train", "--lr", "1e-3", "--model"]).arg(models().join("tiny-qwen3"));
+    command.args(["train", "--lr", learning_rate, "--model"]).arg(models().join("tiny-qwen3"));
     command.arg("--out").arg(folder.join("policy"));
     command
 }
@@ -161,9 +165,13 @@ fn the_reference_is_the_start_model() {
 fn usage() {
     let folder = tempfile::tempdir().unwrap();
     let input = table(folder.path(), vec![finished("s", 1)]);
+    for rate in ["-1", "1e30", "nan"] {
+        let run = train_at(folder.path(), rate).arg(&input).assert().code(2);
+        let talk = words(run.get_output());
+        let wanted = format!("'{rate}' for '--lr <X>': wanted a number from 0 to 1");
+        assert!(talk.contains(&wanted), "{talk}");
+    }
     for (flag, value) in [
-        ("--lr", "-1"),
-        ("--lr", "1e30"),
         ("--dual-clip", "0.5"),
         ("--clip-low", "2"),
         ("--version-alias", "default"),
@@ -173,6 +181,9 @@ fn usage() {
     ] {
         train(folder.path()).args([flag, value]).arg(&input).assert().code(2);
     }
+    let run = train(folder.path()).args(["--clip-norm", "-1"]).arg(&input).assert().code(2);
+    let talk = words(run.get_output());
+    assert!(talk.contains("'-1' for '--clip-norm <X>': wanted a number above 0"), "{talk}");
 }
 
 #[cfg(feature = "torch")]
@@ -298,5 +309,105 @@ fn hybrid_trains_what_teacher_lp_writes() {
         assert_eq!((&last["turns"], &last["subset_size"]), (&2.into(), &4.0.into()), "{last}");
         assert!(last["distill_gap"].as_f64().unwrap() > 0.0, "{last}");
         assert!(last["distill_loss"].is_number() && last["gradient_norm"].is_number(), "{last}");
+    }
+}
+
+/// A run that comes to no policy takes away what it made: the folder with those
+/// above it, the lock file, the file of metrics.
+#[cfg(feature = "torch")]
+#[test]
+fn a_run_without_a_policy_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let model = models().join("tiny-qwen3");
+    let copy = |name: &str, change: &dyn Fn(String) -> String| {
+        std::fs::create_dir(path(name)).unwrap();
+        for entry in std::fs::read_dir(&model).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), path(name).join(entry.file_name())).unwrap();
+        }
+        let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+        std::fs::write(path(name).join("config.json"), change(config)).unwrap();
+        path(name)
+    };
+    let foreign = copy("foreign", &|config| config.replace("Qwen3ForCausalLM", "MambaForCausalLM"));
+    let broken = copy("broken", &|config| config);
+    std::fs::write(broken.join("model.safetensors"), "no weights").unwrap();
+    let good = table(folder.path(), vec![finished("s", 1)]);
+    let silent =
+        write(&path("silent.parquet"), Format::Parquet, &STAGES, &noted(vec![captured("a", 1)]));
+    let cut = path("cut.parquet");
+    std::fs::write(&cut, &std::fs::read(&good).unwrap()[..400]).unwrap();
+    let foreign_id = Turn { prompt_ids: Some(vec![1, 4096]), ..finished("s", 2) };
+    let faulty = write(&path("faulty.parquet"), Format::Parquet, &STAGES, &noted(vec![foreign_id]));
+    let no_topk = Turn { teacher_topk_ids: None, student_topk_ids: None, ..finished("s", 1) };
+    let no_topk = write(&path("no_topk.parquet"), Format::Parquet, &STAGES, &noted(vec![no_topk]));
+    let combine = ["--estimator", "combine"];
+    let hybrid = ["--estimator", "hybrid"];
+    for (model, flags, input, code) in [
+        (&path("none"), combine, &good, 1),
+        (&foreign, combine, &good, 1),
+        (&broken, combine, &good, 1),
+        (&model, combine, &path("none.parquet"), 1),
+        (&model, combine, &cut, 1),
+        (&model, combine, &faulty, 1),
+        (&model, hybrid, &no_topk, 1),
+        (&model, ["--lr", "1"], &good, 1),
+        (&model, combine, &silent, 0),
+    ] {
+        let mut command = oclaw();
+        command.args(["train", "--model"]).arg(model).arg("--out").arg(path("runs/one/policy"));
+        command.arg("--metrics").arg(path("metrics.jsonl")).args(flags).arg(input);
+        let run = command.assert().code(code);
+        let talk = words(run.get_output());
+        assert!(!path("runs").exists(), "{}: {talk}", input.display());
+        assert!(!path("metrics.jsonl").exists(), "{}: {talk}", input.display());
+    }
+    // What was there stays as it was.
+    std::fs::create_dir(path("policy")).unwrap();
+    train(folder.path()).arg(&silent).assert().success();
+    assert_eq!(std::fs::read_dir(path("policy")).unwrap().count(), 0);
+    train(folder.path()).arg(&good).assert().success();
+    let metrics = path("metrics.jsonl");
+    std::fs::write(&metrics, "").unwrap();
+    train(folder.path()).arg("--metrics").arg(&metrics).arg(&silent).assert().success();
+    assert!(path("policy/latest").exists() && metrics.exists());
+}
+
+/// A learning rate that leaves finite weights and a finite loss, and a model that
+/// is none any more.
+#[cfg(feature = "torch")]
+#[test]
+fn a_ruined_policy_is_not_published() {
+    for (score, lr) in [(1.0, "1"), (-1.0, "1"), (-1.0, "0.1")] {
+        let folder = tempfile::tempdir().unwrap();
+        let judged = |number| Turn { score: Some(score), hints: None, ..captured("s", number) };
+        let input = table(folder.path(), vec![judged(1), judged(2)]);
+        train(folder.path()).args(["--batch-turns", "1"]).arg(&input).assert().success();
+        let more = write(
+            &folder.path().join("more.parquet"),
+            Format::Parquet,
+            &STAGES,
+            &noted(vec![judged(3), judged(4)]),
+        );
+        let ledger = folder.path().join("policy/latest/oclaw/ledger.parquet");
+        let before = std::fs::read(&ledger).unwrap();
+        let run = train_at(folder.path(), lr).arg(&more).assert().code(1);
+        let talk = words(run.get_output());
+        assert!(talk.contains("oclaw train: step 3: the log-probs of the batch's"), "{talk}");
+        assert!(talk.contains("nats on average, and at most 5 is sound"), "{talk}");
+        assert!(talk.contains("hint: lower `--lr`"), "{talk}");
+        let latest = std::fs::read_link(folder.path().join("policy/latest")).unwrap();
+        assert_eq!(latest, Path::new("step-000002"));
+        assert_eq!(std::fs::read(&ledger).unwrap(), before);
+        let mut names: Vec<_> = std::fs::read_dir(folder.path().join("policy"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names, [".lock", "latest", "step-000001", "step-000002"]);
+        // The same turns are trained at a rate that is sound.
+        train(folder.path()).arg(&more).assert().success();
+        assert!(folder.path().join("policy/step-000003").exists());
     }
 }

@@ -142,3 +142,38 @@ fn errors_name_the_file() {
     std::fs::write(folder.path().join("y"), "").unwrap();
     assert_eq!(run("y"), (Some(1), "oclaw view: `y` is empty: zero bytes\n".to_owned()));
 }
+
+#[test]
+fn a_full_disk_is_told() {
+    let viewed = Viewed::new(&STAGES, &[finished("abc", 1)]);
+    for format in ["--json", "--csv", "--columns=turn", "--provenance", "--schema", "--count=9"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_oclaw"));
+        let output = command.arg("view").arg(viewed.path()).arg(format).stdout(full).output();
+        let output = output.unwrap();
+        let talk = String::from_utf8(output.stderr).unwrap();
+        let wanted = "oclaw view: cannot write to standard output: No space left on device";
+        // Nothing was to be written of a table without provenance.
+        let silent = format == "--provenance";
+        assert_eq!(output.status.code(), Some(if silent { 0 } else { 1 }), "{format}: {talk}");
+        assert!(silent || talk.starts_with(wanted), "{format}: {talk}");
+    }
+}
+
+#[test]
+fn a_spool_of_open_turns_says_how_they_become_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join(".journal")).unwrap();
+    for stage in [&["view"][..], &["judge", "--rules", "-o", "out.parquet"]] {
+        let output = oclaw().current_dir(folder.path()).args(stage).arg(".").output().unwrap();
+        let talk = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{talk}");
+        let wanted = "`.`: no table found, only the journal of turns that are still open\nhint: ";
+        assert!(talk.contains(wanted), "{talk}");
+        assert!(talk.contains("`--session-idle`") && talk.contains("`--flush-open`"), "{talk}");
+    }
+    std::fs::remove_dir(folder.path().join(".journal")).unwrap();
+    let output = oclaw().current_dir(folder.path()).args(["view", "."]).output().unwrap();
+    let talk = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(talk, "oclaw view: `.`: no table found (no `*.parquet` in the folder)\n");
+}

@@ -36,7 +36,7 @@ struct Options {
 }
 
 fn options(case: &Value) -> Options {
-    let mut extra = case["options"].as_object().unwrap().clone();
+    let mut extra = case["options"].as_object().cloned().unwrap_or_default();
     let tools = extra.remove("tools").and_then(|tools| tools.as_array().cloned());
     let add = extra.remove("add_generation_prompt");
     Options { tools, add_generation_prompt: add == Some(Value::Bool(true)), extra }
@@ -61,7 +61,7 @@ fn holds_respelt_arguments(messages: &[Value], chat: &Chat, rendering: &Renderin
 #[test]
 fn rendered_byte_for_byte() {
     for Subject { name, chat, recorded } in subjects() {
-        for case in recorded["chat"].as_array().unwrap() {
+        for case in recorded["chat"].as_array().into_iter().flatten() {
             let messages = case["messages"].as_array().unwrap();
             let options = options(case);
             let rendering = Rendering {
@@ -90,7 +90,7 @@ fn rendered_byte_for_byte() {
 fn chat_ids_and_back() {
     for Subject { name, chat, recorded } in subjects() {
         let tokenizer = &chat.tokenizer;
-        for case in recorded["chat"].as_array().unwrap() {
+        for case in recorded["chat"].as_array().into_iter().flatten() {
             let rendered = case["rendered"].as_str().unwrap();
             let expected = ids(&case["ids"]);
             assert_eq!(tokenizer.encode(rendered).unwrap(), expected, "{name}: {}", case["name"]);
@@ -104,7 +104,7 @@ fn chat_ids_and_back() {
                 assert_eq!(streamed, case[key], "{name}: {} {key} streamed", case["name"]);
             }
         }
-        for case in recorded["encode"].as_array().unwrap() {
+        for case in recorded["encode"].as_array().into_iter().flatten() {
             let text = case["text"].as_str().unwrap();
             assert_eq!(tokenizer.encode(text).unwrap(), ids(&case["ids"]), "{name}: {text:?}");
         }
@@ -119,7 +119,7 @@ fn prompt_ids_equal_unless_control_tokens_were_typed() {
             .map(|id| chat.tokenizer.token_of(id).unwrap())
             .collect();
         let typed = |text: &str| specials.iter().any(|special| text.contains(special.as_str()));
-        for case in recorded["chat"].as_array().unwrap() {
+        for case in recorded["chat"].as_array().into_iter().flatten() {
             let messages = case["messages"].as_array().unwrap();
             let options = options(case);
             let rendering = Rendering {

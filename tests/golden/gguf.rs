@@ -9,12 +9,7 @@ use oclaw::tensors::Reader;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::harness::golden;
-
-fn recorded(name: &str) -> Option<Value> {
-    let text = std::fs::read(golden().join("model").join(name)).ok()?;
-    Some(serde_json::from_slice(&text).unwrap())
-}
+use crate::harness::golden_json;
 
 fn from_hex(text: &str) -> Vec<u8> {
     let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
@@ -27,10 +22,7 @@ fn hash(bytes: &[u8]) -> String {
 
 #[test]
 fn golden_blocks_are_exact() {
-    let Some(cases) = recorded("gguf_blocks.json") else {
-        println!("gguf_blocks.json: skipped: not in this folder");
-        return;
-    };
+    let Some(cases) = golden_json("model/gguf_blocks.json") else { return };
     for case in cases.as_array().unwrap() {
         let name = case["type"].as_str().unwrap();
         let id = case["ggml_type_id"].as_u64().unwrap() as u32;
@@ -61,7 +53,8 @@ fn smollm2() -> Option<PathBuf> {
 
 #[test]
 fn golden_hashes_of_smollm2() {
-    let (Some(gguf), Some(recorded)) = (smollm2(), recorded("smollm2_gguf_dequant.json")) else {
+    let Some(recorded) = golden_json("model/smollm2_gguf_dequant.json") else { return };
+    let Some(gguf) = smollm2() else {
         println!("skipped: no weights (OCLAW_SMOLLM2_GGUF names no file)");
         return;
     };
@@ -90,7 +83,7 @@ fn check_hashes(folder: &Path, recorded: &Value, key: &str) {
 
 /// The written tokenizer gives the recorded ids.
 fn check_tokenizer(folder: &Path) {
-    let Some(recorded) = recorded("smollm2-135m-instruct.json") else { return };
+    let Some(recorded) = golden_json("model/smollm2-135m-instruct.json") else { return };
     let tokenizer = tokenizers::Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
     let check = |text: &Value, ids: &Value| {
         let text = text.as_str().unwrap();
@@ -99,10 +92,10 @@ fn check_tokenizer(folder: &Path) {
             ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
         assert_eq!(found.get_ids(), wanted, "{text}");
     };
-    for case in recorded["encode"].as_array().unwrap() {
+    for case in recorded["encode"].as_array().into_iter().flatten() {
         check(&case["text"], &case["ids"]);
     }
-    for case in recorded["chat"].as_array().unwrap() {
+    for case in recorded["chat"].as_array().into_iter().flatten() {
         check(&case["rendered"], &case["ids"]);
     }
 }

@@ -1,5 +1,5 @@
 //! Rewards, kinds, masks, the at-least-one rule and the estimators, against
-//! hand-computed numbers and the reference's.
+//! hand-computed numbers. The reference's are in `golden::api`.
 
 use oclaw::advantage::{
     self, Estimator, Evidence, Method, Scale, Spread, Standing, Summary, normalize_groups, note,
@@ -7,10 +7,8 @@ use oclaw::advantage::{
 };
 use oclaw::trajectory::Turn;
 use oclaw::trajectory::words::{NextStateKind, RewardSource, SampleKind, Status, TokenSource};
-use serde_json::Value;
 
-use crate::forge::{captured, finished};
-use crate::harness::golden;
+use crate::forge::finished;
 
 fn method(estimator: Estimator) -> Method {
     Method::new(estimator)
@@ -288,111 +286,6 @@ fn the_spread_of_nothing_is_not_known() {
     [1.0, 0.0, -1.0, 0.0].into_iter().for_each(|value| spread.add(value));
     assert_eq!((spread.mean(), spread.share_zero()), (Some(0.0), Some(0.5)));
     assert_eq!(spread.std(), Some(0.5_f64.sqrt()));
-}
-
-fn cases(function: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(golden().join("api/cases.json")).unwrap();
-    let cases: Vec<Value> = serde_json::from_str(&text).unwrap();
-    cases.into_iter().filter(|case| case["fn"].as_str().unwrap().starts_with(function)).collect()
-}
-
-fn numbers(value: &Value) -> Vec<f32> {
-    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap() as f32).collect()
-}
-
-#[test]
-fn golden_group_normalisation() {
-    let cases = cases("post_process_rewards(grpo)");
-    assert!(!cases.is_empty());
-    for case in cases {
-        let input = &case["input"];
-        let rewards = numbers(&input["rewards"]);
-        let groups = numbers(&input["group_index"]);
-        let groups: Vec<i64> = groups.iter().map(|group| *group as i64).collect();
-        let found = match (&input["rewards_normalization"], &input["grpo_std_normalization"]) {
-            (Value::Bool(false), _) => rewards,
-            (_, Value::Bool(true)) => normalize_groups(&rewards, &groups, Scale::Std),
-            _ => normalize_groups(&rewards, &groups, Scale::Mean),
-        };
-        close(&found, &numbers(&case["output"]));
-    }
-}
-
-/// Deliberate difference: the reference trains a promoted turn with mask 1 and
-/// reward 0, which is no gradient; here such a turn is marked and masked.
-#[test]
-fn golden_at_least_one() {
-    let cases = cases("rl_submit_sequence");
-    assert!(!cases.is_empty());
-    for case in cases {
-        let inputs = case["input"].as_array().unwrap();
-        let turn = |(index, input): (usize, &Value)| Turn {
-            score: input["score"].as_f64().map(|score| score as f32),
-            next_state_kind: match input["has_next_state"] {
-                Value::Bool(true) => NextStateKind::User,
-                _ => NextStateKind::None,
-            },
-            ..without_hint(index as u32 + 1)
-        };
-        let noted = session(inputs.iter().enumerate().map(turn).collect(), Estimator::Grpo);
-        for (noted, wanted) in noted.iter().zip(case["output"].as_array().unwrap()) {
-            let (mask, reward) =
-                (numbers(&wanted["loss_mask"]), wanted["reward"].as_f64().unwrap());
-            let trained = mask.contains(&1.0);
-            assert_eq!(noted.promoted, Some(trained && reward == 0.0));
-            let signal = trained && reward != 0.0;
-            assert_eq!(noted.loss_mask, Some(vec![i8::from(signal); 3]));
-            assert_eq!(
-                noted.advantages.as_ref().map(|all| f64::from(all[0])),
-                signal.then_some(reward)
-            );
-        }
-    }
-}
-
-/// Deliberate difference: the reference pads and cuts lists that do not fit, and
-/// takes a reward-only sample's own log-probs for the teacher's. Here a row
-/// whose lists do not fit is refused, and a row without a hint has no teacher.
-#[test]
-fn golden_sample_assembly() {
-    let mut seen = 0;
-    for function in
-        ["combine_submit_turn_sample", "opd_submit_turn_sample", "combine_submit_rl_turn_sample"]
-    {
-        for case in cases(function) {
-            seen += 1;
-            let (input, output) = (&case["input"], &case["output"]);
-            let ids =
-                |value: &Value| numbers(value).iter().map(|id| *id as i32).collect::<Vec<_>>();
-            let rollout = numbers(&input["turn"]["response_logprobs"]);
-            let teacher = input.get("opd").map(|opd| numbers(&opd["teacher_log_probs"]));
-            let reward = input.get("reward").or_else(|| input.get("eval_score"));
-            let turn = Turn {
-                prompt_ids: Some(ids(&input["turn"]["prompt_ids"])),
-                response_ids: Some(ids(&input["turn"]["response_ids"])),
-                rollout_log_probs: Some(rollout.iter().copied().map(Some).collect()),
-                hints: teacher.is_some().then(|| vec!["a hint".to_owned()]),
-                teacher_log_probs: teacher.clone().map(|teacher| vec![Some(teacher)]),
-                score: reward.and_then(Value::as_f64).map(|reward| reward as f32),
-                ..captured("s", 1)
-            };
-            let fits = rollout.len() == 4 && teacher.as_ref().is_none_or(|list| list.len() == 4);
-            let found = resolve(&turn);
-            if !fits {
-                assert!(found.is_err(), "{case}");
-                continue;
-            }
-            let found = found.unwrap();
-            assert_eq!(numbers(&output["loss_mask"]), [1.0; 4]);
-            assert_eq!(found.mask, Some(vec![1; 4]));
-            assert_eq!(found.teacher_log_probs(&turn).map(<[f32]>::to_vec), teacher);
-            if let Some(reward) = reward {
-                assert_eq!(found.reward.map(f64::from), output["reward"]["score"].as_f64());
-                assert_eq!(found.reward.map(f64::from), reward.as_f64());
-            }
-        }
-    }
-    assert!(seen > 0);
 }
 
 #[test]

@@ -124,6 +124,11 @@ fn damaged_names(folder: &Path) -> Vec<String> {
 fn damage_is_set_aside() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("answers.sqlite");
+    // Ours by the lock file that stands beside it.
+    drop(Cache::open(&path).unwrap());
+    for ending in ["-wal", "-shm"] {
+        let _ = std::fs::remove_file(folder.path().join(format!("answers.sqlite{ending}")));
+    }
     std::fs::write(&path, "not a database, but long enough to be looked at ".repeat(40)).unwrap();
     assert!(matches!(Cache::open(&path), Err(Error::Damaged { .. })));
     let opened = Cache::open_or_renew(&path).unwrap();
@@ -165,6 +170,35 @@ fn what_is_not_ours_is_left_alone() {
     theirs.execute_batch("CREATE TABLE precious (x)").unwrap();
     assert!(matches!(Cache::open_or_renew(&path), Err(Error::Foreign { .. })));
     assert!(matches!(Cache::open_or_renew(folder.path()), Err(Error::Unusable { .. })));
+
+    // Nothing is made beside them, and nothing in them changes.
+    let notes = folder.path().join("notes.txt");
+    std::fs::write(&notes, "precious notes").unwrap();
+    for open in [Cache::open(&notes).err(), Cache::open_or_renew(&notes).err()] {
+        assert!(matches!(open, Some(Error::Foreign { what: "no database", .. })), "{open:?}");
+    }
+    let empty = folder.path().join("no-tables.sqlite");
+    let theirs = rusqlite::Connection::open(&empty).unwrap();
+    theirs.pragma_update(None, "user_version", 3).unwrap();
+    drop(theirs);
+    let before = std::fs::read(&empty).unwrap();
+    assert!(matches!(Cache::open_or_renew(&empty), Err(Error::Foreign { .. })));
+    assert_eq!(std::fs::read(&empty).unwrap(), before);
+    assert_eq!(std::fs::read_to_string(&notes).unwrap(), "precious notes");
+    let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+
+    // A file of ours that was copied without its lock file is still ours.
+    let path = folder.path().join("ours.sqlite");
+    let ours = Cache::open(&path).unwrap();
+    keep(&ours, key(1), "judge", "kept").unwrap();
+    ours.clear().unwrap();
+    drop(ours);
+    let copied = folder.path().join("copied.sqlite");
+    std::fs::copy(&path, &copied).unwrap();
+    drop(Cache::open(&copied).unwrap());
+    std::fs::write(folder.path().join("new.sqlite"), "").unwrap();
+    drop(Cache::open(&folder.path().join("new.sqlite")).unwrap());
 
     let path = folder.path().join("newer.sqlite");
     drop(Cache::open(&path).unwrap());

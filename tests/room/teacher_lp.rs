@@ -9,7 +9,7 @@ use oclaw::trajectory::{Sampling, Turn};
 use serde_json::{Map, Value, json};
 
 use crate::forge::captured;
-use crate::harness::models;
+use crate::harness::fixture_models as models;
 
 fn chat() -> Chat {
     Chat::load(&models().join("tiny-qwen3")).unwrap()

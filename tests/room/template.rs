@@ -7,7 +7,7 @@ use oclaw::template::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::harness::models;
+use crate::harness::fixture_models as models;
 
 fn template(source: &str) -> Template {
     Template::new(vec![("default".to_owned(), source.to_owned())], Map::new()).unwrap()

@@ -18,7 +18,7 @@ use oclaw::trajectory::{Sampling, Turn};
 use tch::{Kind, Tensor};
 
 use crate::forge::{captured, finished};
-use crate::harness::models;
+use crate::harness::fixture_models as models;
 
 fn admission(estimator: Estimator) -> Admission {
     Admission {

@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use crate::cli::judge::read;
 use crate::forge::{captured, write};
 use crate::harness::fake_engine::FakeEngine;
-use crate::harness::{models, oclaw};
+use crate::harness::{fixture_models as models, oclaw};
 
 /// Longer than a block of positions.
 const RESPONSE: i32 = 20;
