@@ -55,6 +55,7 @@ fn bare(text: &str) -> String {
 /// Deliberate difference: the prompts are our own, so lengths and hashes are not
 /// compared. They are for the same roles and hold the answer, what came next, and
 /// who said it.
+#[expect(clippy::print_stdout, reason = "what is skipped is said")]
 pub(super) fn judge_prompt(input: &Value, output: &Value) {
     let text = |key: &str| input[key].as_str().unwrap_or_default();
     let (answer, next, role) = (text("response_text"), text("next_state_text"), text("role"));
