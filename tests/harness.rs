@@ -103,6 +103,7 @@ pub(crate) fn oclaw_keeping(caches: &Path) -> assert_cmd::Command {
 }
 
 /// Whether a model's weights are there. What is skipped for want of them is said.
+#[cfg(feature = "torch")]
 #[expect(clippy::print_stdout, reason = "what is skipped is said")]
 pub(crate) fn has_weights(folder: &Path) -> bool {
     let files = ["model.safetensors", "model.safetensors.index.json"];

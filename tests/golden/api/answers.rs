@@ -23,7 +23,7 @@ pub(super) fn extract_log_probs(input: &Value, output: &Value) {
     choice["finish_reason"] = json!("stop");
     choice["prompt_token_ids"] = json!([1]);
     choice["response_token_ids"] = (0..entries.len().max(1)).collect::<Vec<_>>().into();
-    let body = br#"{"model":"m","messages":[]}"#;
+    let body = br#"{"model":"m","messages":[{"role":"user","content":"q"}]}"#;
     let request = ChatRequest::read(body).unwrap();
     let prepared = prepare(body, &request, Dialect::Sglang);
     let answer = read_answer(json!({"choices": [choice]}).to_string().as_bytes(), &prepared);
