@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::asking::closing_table;
 use crate::report::Failure;
-use crate::view::visible;
+use crate::visible::visible;
 
 use super::Args;
 use super::asked::Layout;

@@ -331,3 +331,9 @@ pub(super) fn numbers(tensor: &Tensor) -> Vec<f32> {
     plain.copy_data(&mut values, plain.numel());
     values
 }
+
+/// Takes the server's log-probs for the old policy's.
+pub(super) fn rollout(sample: &Sample) -> LogProbs {
+    let own: Vec<f32> = sample.rollout.iter().map(|value| value.unwrap_or(f32::NAN)).collect();
+    LogProbs { teacher: own.clone(), own, further: Vec::new(), further_teacher: Vec::new() }
+}

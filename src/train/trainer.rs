@@ -19,7 +19,9 @@ use super::distil::{self, Distilled, Further};
 use super::health::Probe;
 use super::ledger::Ledger;
 use super::metrics::{Metrics, Updates};
-use super::objective::{LogProbs, Prepared, Terms, gradients, log_probs_at, sample_log_probs};
+use super::objective::{
+    LogProbs, Prepared, Terms, gradients, log_probs_at, rollout, sample_log_probs,
+};
 use super::policies::Policies;
 use super::sample::{OldLogProbs, Refusal, Sample, admit};
 use super::start::{Options, base, default_dtype, resume};
@@ -389,10 +391,4 @@ fn whiten(batch: &mut [Prepared]) {
         let Prepared { sample, advantages, .. } = prepared;
         sample.trained().zip(&mut values).for_each(|(token, value)| advantages[token] = value);
     }
-}
-
-/// Takes the server's log-probs for the old policy's.
-fn rollout(sample: &Sample) -> LogProbs {
-    let own: Vec<f32> = sample.rollout.iter().map(|value| value.unwrap_or(f32::NAN)).collect();
-    LogProbs { teacher: own.clone(), own, further: Vec::new(), further_teacher: Vec::new() }
 }
