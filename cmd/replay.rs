@@ -3,6 +3,7 @@
 pub(crate) mod asked;
 mod saved;
 mod shown;
+mod stages;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -56,6 +57,14 @@ use asked::{Allowed, ByName, HistoryName, Layout, Pace};
 /// summary last, or as JUnit XML. `--save` keeps the new turns as a table for the
 /// other stages; a next state goes with an answer only if that is the recorded one.
 ///
+/// `--stages RUN` looks at stages instead of an engine: it takes `judged`,
+/// `hinted`, `taught` and `ready` in RUN, each a folder of tables or one
+/// `.parquet` file, runs each stage again by the command line that its table tells
+/// (in the present folder; answers in the cache cost nothing), and compares the
+/// columns that the stage writes, by turn id, numbers within `--tolerance`. A stage
+/// without a table of its own is taken from a later one. One whose engine is away
+/// is told as not rerun.
+///
 /// Exit code 0 if all compared turns are the same (or no more than `--allow` are
 /// not), 3 if they differ, if requests failed or if nothing was compared at all,
 /// 4 if the engine is not there.
@@ -64,8 +73,11 @@ pub(crate) struct Args {
     /// Recorded tables: files, spool folders, patterns; `-` or nothing is standard input
     #[arg(value_name = "RECORDED")]
     recorded: Vec<PathBuf>,
+    /// Folder of recorded stage outputs to make again
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["recorded", "engine", "model", "save"])]
+    stages: Option<PathBuf>,
     /// Address of the server to ask
-    #[arg(long, value_name = "URL", required_unless_present = "model")]
+    #[arg(long, value_name = "URL", required_unless_present_any = ["model", "stages"])]
     engine: Option<String>,
     /// Name of the model there, if it has several
     #[arg(long, value_name = "NAME", requires = "engine")]
@@ -143,6 +155,9 @@ pub(crate) struct Args {
 
 /// Replays.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    if let Some(folder) = &args.stages {
+        return stages::run(folder, &args, context);
+    }
     let by = asked::ways(&args.by);
     let rules = match by.contains(&By::Rules) {
         true => Some(asked::rules(args.rules.as_deref())?),

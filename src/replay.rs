@@ -16,6 +16,7 @@ mod player;
 pub mod report;
 mod request;
 mod session;
+pub mod stages;
 mod trial;
 
 pub use answer::{Answer, Call};

@@ -10,6 +10,7 @@ mod hint;
 mod judge;
 mod lint;
 mod replay;
+mod replay_stages;
 mod serve;
 mod settings;
 mod sync_weights;
