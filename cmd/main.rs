@@ -8,15 +8,19 @@ mod cache;
 mod common;
 mod embedded;
 mod engine;
+mod export;
 mod files;
+mod forget;
 mod forecast;
 mod convert;
 mod gate;
 mod hint;
+mod import;
 mod judge;
 mod lint;
 mod progress;
 mod replay;
+mod redact;
 mod report;
 mod serve;
 mod settings;
@@ -67,6 +71,10 @@ enum Command {
     Lint(lint::Args),
     Replay(replay::Args),
     Gate(gate::Args),
+    Import(import::Args),
+    Export(export::Args),
+    Redact(redact::Args),
+    Forget(forget::Args),
     Engine(engine::Args),
     Convert(convert::Args),
     Cache(cache::Args),
@@ -86,6 +94,10 @@ impl Command {
             Self::Lint(args) => lint::run(args, context),
             Self::Replay(args) => replay::run(args, context),
             Self::Gate(args) => gate::run(args, context),
+            Self::Import(args) => import::run(args, context),
+            Self::Export(args) => export::run(args, context),
+            Self::Redact(args) => redact::run(args, context),
+            Self::Forget(args) => forget::run(args, context),
             Self::Engine(args) => engine::run(args, context),
             Self::Convert(args) => convert::run(args, context),
             Self::Cache(args) => cache::run(args, context),

@@ -10,6 +10,7 @@ use oclaw::journal;
 use oclaw::judge;
 #[cfg(feature = "torch")]
 use oclaw::model;
+use oclaw::privacy;
 use oclaw::proxy;
 #[cfg(feature = "torch")]
 use oclaw::serving;
@@ -126,6 +127,9 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         }
         if let Some(error) = cause.downcast_ref::<table::Error>() {
             return of_table(error);
+        }
+        if let Some(error) = cause.downcast_ref::<privacy::Error>() {
+            return of_privacy(error);
         }
         if let Some(error) = cause.downcast_ref::<gguf::Error>() {
             return of_gguf(error);
@@ -335,6 +339,16 @@ fn of_stage(error: &stage::Error) -> (Kind, Option<String>) {
             "`--replace` computes its columns again, `--fill` only what is missing",
         ),
         stage::Error::ColumnMissing { .. } | stage::Error::Note { .. } => (Kind::Failed, None),
+    }
+}
+
+fn of_privacy(error: &privacy::Error) -> (Kind, Option<String>) {
+    use privacy::Error;
+    match error {
+        Error::Table(error) => of_table(error),
+        Error::Pattern { .. } | Error::Patterns { .. } => (Kind::Usage, None),
+        Error::Column { .. } => hinted(Kind::Failed, "drop the column first"),
+        Error::Read { .. } | Error::Write { .. } | Error::Ledger { .. } => (Kind::Failed, None),
     }
 }
 

@@ -8,6 +8,7 @@
 //! an answer means, and when one is worth keeping.
 
 mod file;
+mod forget;
 mod key;
 mod writer;
 

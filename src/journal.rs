@@ -14,6 +14,7 @@
 
 mod entry;
 mod feedback;
+mod forget;
 mod log;
 mod origin;
 mod record;
@@ -37,6 +38,7 @@ use crate::trajectory::words::NextStateKind;
 
 pub use entry::{Entry, Lineage, Origin, Remembered, Settings};
 pub use feedback::Feedback;
+pub use forget::{Forgotten, IsAbout, Wanted, forget, hold};
 pub use record::Record;
 
 use writer::Command;

@@ -31,3 +31,5 @@ pub mod serving;
 pub mod sync;
 pub mod replay;
 pub mod cache;
+pub mod interchange;
+pub mod privacy;

@@ -37,6 +37,9 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("replay", &["trajectory", "wire", "template", "capture", "engine", "judge"]),
     // Knows keys and JSON, not what either is about.
     ("cache", &[]),
+    ("interchange", &["trajectory", "session", "wire", "template"]),
+    // The journal and the cache forget by themselves: they know their own files.
+    ("privacy", &["trajectory", "table"]),
 ];
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {

@@ -6,12 +6,14 @@ mod capture;
 mod engine;
 mod gguf;
 mod hint;
+mod interchange;
 mod journal;
 mod judge;
 #[cfg(feature = "torch")]
 mod loss;
 #[cfg(feature = "torch")]
 mod model;
+mod privacy;
 mod proxy;
 #[cfg(feature = "torch")]
 mod serving;

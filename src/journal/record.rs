@@ -104,6 +104,15 @@ pub(super) fn read(bytes: &[u8]) -> Contents {
     contents
 }
 
+/// Returns the record at a place, if there is a whole one, and where to go on.
+pub(super) fn next_record(bytes: &[u8], at: usize) -> (Option<Record>, usize) {
+    if let Some((record, next)) = record(bytes, at) {
+        return (Some(record), next);
+    }
+    let found = bytes[at + 1..].windows(MARK.len()).position(|window| window == MARK);
+    (None, found.map_or(bytes.len(), |found| at + 1 + found))
+}
+
 fn record(bytes: &[u8], at: usize) -> Option<(Record, usize)> {
     let head = bytes.get(at..at + HEAD)?;
     let number = |at: usize| Some(u32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));

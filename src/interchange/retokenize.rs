@@ -1,0 +1,85 @@
+//! Token ids made again from text, for rows that came without. Such a row says so
+//! and is never trained on: what was sampled may have been other tokens.
+
+use serde_json::{Map, Value};
+
+use super::import::{Counts, Row};
+use crate::template::{Chat, Error, Rendering};
+use crate::trajectory::words::TokenSource;
+
+/// Gives a row ids, and the log-probs of the log if there is one for each.
+pub(super) fn retokenize(chat: &Chat, row: &mut Row, counts: &mut Counts) {
+    let logged = row.log_probs.take();
+    let made = match &row.rendered {
+        Some((prompt, response)) => as_rendered(chat, prompt, response),
+        None => by_template(chat, row),
+    };
+    let turn = &mut row.turn;
+    let Ok(Some((prompt_ids, response_ids))) = made else {
+        turn.untrainable_reason = Some("template_failed".to_owned());
+        counts.log_probs_dropped += u64::from(logged.is_some());
+        return;
+    };
+    counts.retokenized += 1;
+    turn.token_source = TokenSource::Retokenized;
+    turn.untrainable_reason = Some("retokenized".to_owned());
+    if let Some(logged) = logged {
+        let fits = logged.len() == response_ids.len()
+            && logged.iter().all(|value| value.is_finite() && *value <= 0.0);
+        match fits {
+            true => turn.rollout_log_probs = Some(logged.into_iter().map(Some).collect()),
+            false => {
+                turn.untrainable_reason = Some("log_probs_misaligned".to_owned());
+                counts.log_probs_dropped += 1;
+            }
+        }
+    }
+    turn.prompt_ids = Some(prompt_ids);
+    turn.response_ids = Some(response_ids);
+}
+
+type Ids = Option<(Vec<i32>, Vec<i32>)>;
+
+fn as_rendered(chat: &Chat, prompt: &str, response: &str) -> Result<Ids, Error> {
+    let prompt_ids = chat.tokenizer.encode(prompt)?;
+    let response_ids = without_tail(chat, chat.tokenizer.encode(response)?)?;
+    Ok((!response_ids.is_empty()).then_some((prompt_ids, response_ids)))
+}
+
+/// Renders the request alone and with its answer; the answer is the difference.
+fn by_template(chat: &Chat, row: &Row) -> Result<Ids, Error> {
+    let read = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
+    let list = |text: &str| match read(text) {
+        Value::Array(items) => items,
+        _ => Vec::new(),
+    };
+    let mut messages = list(&row.turn.messages);
+    let tools = row.turn.tools.as_deref().map(list);
+    let extra = Map::new();
+    let render = |messages: &[Value], add_generation_prompt: bool| {
+        chat.prompt_ids(&Rendering {
+            messages,
+            tools: tools.as_deref(),
+            add_generation_prompt,
+            extra: &extra,
+        })
+    };
+    let prompt_ids = render(&messages, true)?;
+    messages.push(read(&row.turn.response));
+    let whole = render(&messages, false)?;
+    let Some(response_ids) = whole.strip_prefix(prompt_ids.as_slice()) else { return Ok(None) };
+    let response_ids = without_tail(chat, response_ids.to_vec())?;
+    Ok((!response_ids.is_empty()).then_some((prompt_ids, response_ids)))
+}
+
+/// Cuts the white space that a template puts behind the end token: no model
+/// samples it.
+fn without_tail(chat: &Chat, mut ids: Vec<i32>) -> Result<Vec<i32>, Error> {
+    let end = ids.iter().rposition(|id| chat.tokenizer.is_special(*id));
+    if let Some(end) = end
+        && chat.tokenizer.decode(&ids[end + 1..], false)?.trim().is_empty()
+    {
+        ids.truncate(end + 1);
+    }
+    Ok(ids)
+}
