@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::asking;
 use crate::common::Context;
 use crate::report::{Exit, Failure};
-use crate::view::visible;
+use crate::visible::visible;
 
 /// Remove a session, a client's turns or one turn from all files of a run
 ///

@@ -11,7 +11,7 @@ use crate::asking;
 use crate::common::Context;
 use crate::files::{FormatName, Inputs, stage_line};
 use crate::report::Exit;
-use crate::view::visible;
+use crate::visible::visible;
 
 /// Replace secrets, addresses and numbers of persons in the words of turns
 ///
