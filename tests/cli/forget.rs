@@ -27,9 +27,11 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
-        match entry.file_type().unwrap().is_dir() {
-            true => found.extend(files(&entry.path())),
-            false => found.push(entry.path()),
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() {
+            found.extend(files(&entry.path()));
+        } else if kind.is_file() {
+            found.push(entry.path());
         }
     }
     found.sort();
