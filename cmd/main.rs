@@ -9,11 +9,13 @@ mod common;
 mod embedded;
 mod engine;
 mod export;
+mod explain;
 mod files;
 mod forget;
 mod forecast;
 mod convert;
 mod gate;
+mod health_lines;
 mod hint;
 mod import;
 mod judge;
@@ -22,9 +24,12 @@ mod progress;
 mod replay;
 mod redact;
 mod report;
+mod run_folder;
+mod run_report;
 mod serve;
 mod settings;
 mod spending;
+mod stats;
 mod sync_weights;
 mod teacher_lp;
 mod train;
@@ -75,6 +80,9 @@ enum Command {
     Export(export::Args),
     Redact(redact::Args),
     Forget(forget::Args),
+    Stats(stats::Args),
+    Explain(explain::Args),
+    Report(run_report::Args),
     Engine(engine::Args),
     Convert(convert::Args),
     Cache(cache::Args),
@@ -98,6 +106,9 @@ impl Command {
             Self::Export(args) => export::run(args, context),
             Self::Redact(args) => redact::run(args, context),
             Self::Forget(args) => forget::run(args, context),
+            Self::Stats(args) => stats::run(args, context),
+            Self::Explain(args) => explain::run(args, context),
+            Self::Report(args) => run_report::run(args, context),
             Self::Engine(args) => engine::run(args, context),
             Self::Convert(args) => convert::run(args, context),
             Self::Cache(args) => cache::run(args, context),

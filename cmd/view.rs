@@ -168,7 +168,8 @@ fn csv_failure(error: csv::Error) -> io::Error {
     }
 }
 
-fn print(out: &mut impl Write, mut table: Table) -> io::Result<()> {
+/// Prints a table as wide as the terminal, or of a fixed width where there is none.
+pub(crate) fn print(out: &mut impl Write, mut table: Table) -> io::Result<()> {
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
     if !io::stdout().is_terminal() {
         table.set_width(WIDTH);
@@ -237,7 +238,8 @@ fn columns_table(batch: &RecordBatch) -> Table {
     table
 }
 
-fn parse(text: &str) -> Value {
+/// Reads a column of JSON; what is none is a text.
+pub(crate) fn parse(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }
 
@@ -249,7 +251,7 @@ fn last_message(messages: &str) -> String {
 }
 
 /// Returns what a message says: its text, and the calls it makes.
-fn words(message: &Value) -> String {
+pub(crate) fn words(message: &Value) -> String {
     let mut parts = Vec::new();
     match message.get("content").unwrap_or(message) {
         Value::String(text) => parts.push(text.clone()),
@@ -319,7 +321,7 @@ fn type_name(data_type: &DataType) -> String {
 }
 
 /// Cuts a text visibly.
-fn cut(text: &str, letters: usize) -> String {
+pub(crate) fn cut(text: &str, letters: usize) -> String {
     match text.char_indices().nth(letters) {
         None => text.to_owned(),
         Some(_) => text.chars().take(letters.saturating_sub(1)).chain(['…']).collect(),

@@ -19,6 +19,8 @@ pub mod judge;
 pub mod hint;
 pub mod teacher_lp;
 pub mod advantage;
+pub mod health;
+pub mod report;
 pub mod proxy;
 #[cfg(feature = "torch")]
 pub mod loss;

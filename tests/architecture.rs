@@ -26,6 +26,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hint", &["trajectory", "wire", "template", "engine", "judge"]),
     ("teacher_lp", &["trajectory", "template", "engine"]),
     ("advantage", &["trajectory"]),
+    ("health", &["trajectory", "advantage"]),
+    ("report", &["trajectory", "health"]),
     ("proxy", &["trajectory", "wire", "session", "capture", "journal", "engine"]),
     ("loss", &[]),
     ("model", &["tensors"]),

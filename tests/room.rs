@@ -5,6 +5,7 @@ mod cache;
 mod capture;
 mod engine;
 mod gguf;
+mod health;
 mod hint;
 mod interchange;
 mod journal;
@@ -15,6 +16,7 @@ mod loss;
 mod model;
 mod privacy;
 mod proxy;
+mod report;
 #[cfg(feature = "torch")]
 mod serving;
 mod replay;

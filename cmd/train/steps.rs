@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use comfy_table::Table;
 use indicatif::ProgressBar;
 use oclaw::advantage::Method;
+use oclaw::health::{self, Answer, Evidence, Step, Survey};
 use oclaw::loss::{Clip, HintSelection, KlKind, Reduction, SubsetIds};
 use oclaw::model::Dtype;
 use oclaw::train::{
@@ -21,6 +22,7 @@ use super::{
 };
 use crate::asking;
 use crate::common::Context;
+use crate::health_lines;
 use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::visible::visible;
@@ -239,6 +241,9 @@ fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Ex
         context.conclude(table(trained));
         warn(&trained.metrics, context);
     }
+    if !done.trained.is_empty() {
+        context.say(health_lines::table(&health(&done.trained)?));
+    }
     if let Some((have, need)) = done.left {
         context.say(format!("{have}/{need} turns wait for a full batch: train them with more"));
     }
@@ -261,6 +266,13 @@ fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Ex
         }
     }
     Ok(if faults.is_empty() { Exit::Done } else { Exit::Partial })
+}
+
+/// Answers the three questions by the steps of this run.
+fn health(trained: &[Trained]) -> anyhow::Result<[Answer; 3]> {
+    let step = |trained: &Trained| serde_json::from_value(serde_json::to_value(&trained.metrics)?);
+    let steps: Vec<Step> = trained.iter().map(step).collect::<Result<_, _>>()?;
+    Ok(health::answers(&Evidence { survey: &Survey::default(), steps: &steps }))
 }
 
 fn warn(metrics: &Metrics, context: &Context) {

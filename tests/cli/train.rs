@@ -50,6 +50,8 @@ fn a_batch_makes_a_policy() {
         "starting from the model as step 0",
         "step 1 turns 2 tokens trained 6",
         "not trained: 1 turns: not_judged, no_hint",
+        "Is exploration collapsing? healthy entropy ",
+        "Is it drifting off policy? ill log_prob_gap",
     ] {
         assert!(talk.contains(row), "{row}: {talk}");
     }

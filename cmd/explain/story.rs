@@ -1,0 +1,281 @@
+//! All that is known of a turn, put in order.
+
+use oclaw::advantage;
+use oclaw::table::row_json::instant;
+use oclaw::template::Tokenizer;
+use oclaw::trajectory::Turn;
+use oclaw::trajectory::words::SampleKind;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::view::{parse, words};
+
+/// A message: who, and what.
+#[derive(Debug, Serialize)]
+pub(super) struct Said {
+    pub(super) role: String,
+    pub(super) text: String,
+}
+
+/// A vote and the judge's words behind it.
+#[derive(Debug, Serialize)]
+pub(super) struct Vote {
+    pub(super) vote: Option<i8>,
+    pub(super) text: Option<String>,
+}
+
+/// A hint and what the teacher made of it.
+#[derive(Debug, Serialize)]
+pub(super) struct Hint {
+    pub(super) text: String,
+    /// Whether its log-probs are the ones that teach.
+    pub(super) chosen: bool,
+    /// Whether the teacher gave log-probs; `None` if it was not asked.
+    pub(super) scored: Option<bool>,
+    pub(super) error: Option<String>,
+}
+
+/// One response token.
+#[derive(Debug, Serialize)]
+pub(super) struct Token {
+    pub(super) id: i32,
+    pub(super) text: Option<String>,
+    pub(super) server: Option<f32>,
+    pub(super) teacher: Option<f32>,
+    pub(super) advantage: Option<f32>,
+    pub(super) mask: Option<i8>,
+    /// What it adds to the loss of the batch.
+    pub(super) loss: Option<f64>,
+}
+
+/// What a turn is in a batch of all rows read.
+#[derive(Debug, Serialize)]
+pub(super) struct Share {
+    /// Rows with a token to train.
+    pub(super) batch_turns: u64,
+    /// Tokens to train in all of them.
+    pub(super) batch_tokens: u64,
+    /// Those of this turn.
+    pub(super) tokens: u64,
+    /// Their part of all.
+    pub(super) token_share: Option<f64>,
+    /// The turn's part of the sum of `|A|`.
+    pub(super) advantage_share: Option<f64>,
+    /// What the turn adds to the loss.
+    pub(super) loss: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Story {
+    pub(super) turn_id: String,
+    pub(super) session_id: String,
+    pub(super) turn: u32,
+    pub(super) branch: String,
+    pub(super) created_at: String,
+    pub(super) model: String,
+    pub(super) weight_version: Option<String>,
+    pub(super) weight_version_end: Option<String>,
+    pub(super) status: String,
+    pub(super) finish_reason: Option<String>,
+    /// Messages of the whole prompt.
+    pub(super) messages: usize,
+    /// The last of them.
+    pub(super) prompt: Vec<Said>,
+    pub(super) answer: String,
+    pub(super) next_state_kind: String,
+    pub(super) next_state: Vec<Said>,
+    pub(super) score: Option<f32>,
+    pub(super) votes: Vec<Vote>,
+    pub(super) judge_error: Option<String>,
+    pub(super) hints: Vec<Hint>,
+    pub(super) hint_votes: Option<Vec<Option<i8>>>,
+    pub(super) hint_error: Option<String>,
+    pub(super) reward: Option<f32>,
+    pub(super) reward_source: Option<String>,
+    /// How it came about, in words.
+    pub(super) reward_reason: String,
+    pub(super) feedback_text: Option<String>,
+    pub(super) sample_kind: Option<String>,
+    pub(super) sample_reason: Option<String>,
+    pub(super) untrainable_reason: Option<String>,
+    pub(super) promoted: Option<bool>,
+    pub(super) advantage_error: Option<String>,
+    pub(super) share: Share,
+    pub(super) tokens: Vec<Token>,
+}
+
+/// All rows read, as if they were one batch.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    turns: u64,
+    tokens: u64,
+    /// Sum of `|A|` over those tokens, where there is an A.
+    size: f64,
+}
+
+/// Returns the tokens that are trained. A row without a signal has none.
+fn trained(turn: &Turn) -> impl Iterator<Item = usize> + '_ {
+    let silent = matches!(turn.sample_kind, None | Some(SampleKind::None));
+    let mask = turn.loss_mask.as_deref().filter(|_| !silent).unwrap_or_default();
+    mask.iter().enumerate().filter(|(_, flag)| **flag == 1).map(|(token, _)| token)
+}
+
+fn advantage_of(turn: &Turn, token: usize) -> Option<f32> {
+    turn.advantages.as_ref()?.get(token).copied().filter(|value| value.is_finite())
+}
+
+fn size(turn: &Turn) -> f64 {
+    trained(turn).filter_map(|token| advantage_of(turn, token)).map(|a| f64::from(a.abs())).sum()
+}
+
+impl Batch {
+    pub(super) fn add(&mut self, turn: &Turn) {
+        let tokens = trained(turn).count() as u64;
+        self.turns += u64::from(tokens > 0);
+        self.tokens += tokens;
+        self.size += size(turn);
+    }
+}
+
+impl Story {
+    pub(super) fn of(
+        turn: &Turn,
+        batch: &Batch,
+        tokenizer: Option<&Tokenizer>,
+        tail: usize,
+    ) -> Self {
+        let prompt = said(&turn.messages);
+        let messages = prompt.len();
+        Self {
+            turn_id: turn.turn_id.clone(),
+            session_id: turn.session_id.clone(),
+            turn: turn.turn,
+            branch: turn.branch.clone(),
+            created_at: instant(turn.created_at.0),
+            model: turn.model.clone(),
+            weight_version: turn.weight_version.clone(),
+            weight_version_end: turn.weight_version_end.clone(),
+            status: turn.status.to_string(),
+            finish_reason: turn.finish_reason.clone(),
+            messages,
+            prompt: prompt.into_iter().skip(messages.saturating_sub(tail)).collect(),
+            answer: words(&parse(&turn.response)),
+            next_state_kind: turn.next_state_kind.to_string(),
+            next_state: turn.next_state.as_deref().map(said).unwrap_or_default(),
+            score: turn.score,
+            votes: votes(turn),
+            judge_error: turn.judge_error.clone(),
+            hints: hints(turn),
+            hint_votes: turn.hint_votes.clone(),
+            hint_error: turn.hint_error.clone(),
+            reward: turn.reward,
+            reward_source: turn.reward_source.map(|source| source.to_string()),
+            reward_reason: reward_reason(turn),
+            feedback_text: turn.feedback_text.clone(),
+            sample_kind: turn.sample_kind.map(|kind| kind.to_string()),
+            sample_reason: turn.sample_reason.clone(),
+            untrainable_reason: turn.untrainable_reason.clone(),
+            promoted: turn.promoted,
+            advantage_error: turn.advantage_error.clone(),
+            share: share(turn, batch),
+            tokens: tokens(turn, batch, tokenizer),
+        }
+    }
+}
+
+fn said(text: &str) -> Vec<Said> {
+    let of = |message: &Value| Said {
+        role: message["role"].as_str().unwrap_or("?").to_owned(),
+        text: words(message),
+    };
+    match parse(text) {
+        Value::Array(messages) => messages.iter().map(of).collect(),
+        other => vec![of(&other)],
+    }
+}
+
+fn votes(turn: &Turn) -> Vec<Vote> {
+    let texts = turn.judge_text.as_deref().unwrap_or_default();
+    let text = |place: usize| texts.get(place).cloned().flatten();
+    let votes = turn.votes.as_deref().unwrap_or_default();
+    votes.iter().enumerate().map(|(place, vote)| Vote { vote: *vote, text: text(place) }).collect()
+}
+
+/// Returns the candidate whose log-probs teach.
+fn chosen(turn: &Turn) -> Option<usize> {
+    advantage::resolve(turn).ok().and_then(|signals| signals.teacher)
+}
+
+fn hints(turn: &Turn) -> Vec<Hint> {
+    let chosen = chosen(turn);
+    let hint = |(place, text): (usize, &String)| Hint {
+        text: text.clone(),
+        chosen: chosen == Some(place),
+        scored: turn
+            .teacher_log_probs
+            .as_ref()
+            .map(|it| it.get(place).is_some_and(Option::is_some)),
+        error: turn.teacher_error.as_ref().and_then(|it| it.get(place).cloned().flatten()),
+    };
+    turn.hints.iter().flatten().enumerate().map(hint).collect()
+}
+
+fn reward_reason(turn: &Turn) -> String {
+    let tell = |value: Option<i8>| value.map_or("none".to_owned(), |value| value.to_string());
+    let votes = turn.votes.iter().flatten().map(|vote| tell(*vote)).collect::<Vec<_>>().join(", ");
+    match (turn.reward_explicit, turn.score) {
+        (Some(stated), Some(score)) => {
+            format!("stated: {stated}; it beats the judge's score {score}")
+        }
+        (Some(stated), None) => format!("stated: {stated}"),
+        (None, Some(score)) if votes.is_empty() => format!("the judge's score {score}"),
+        (None, Some(score)) => format!("the judge's score {score}, of the votes {votes}"),
+        (None, None) if turn.judge_error.is_some() => "the judge failed".to_owned(),
+        (None, None) if turn.votes.is_some() => "no vote was valid".to_owned(),
+        (None, None) => "nobody judged the turn".to_owned(),
+    }
+}
+
+fn share(turn: &Turn, batch: &Batch) -> Share {
+    let tokens = trained(turn).count() as u64;
+    let known = tokens > 0 && trained(turn).all(|token| advantage_of(turn, token).is_some());
+    let part = |some: f64, all: f64| (all > 0.0).then(|| some / all);
+    let sum: f64 = trained(turn).filter_map(|token| contribution(turn, batch, token)).sum();
+    Share {
+        batch_turns: batch.turns,
+        batch_tokens: batch.tokens,
+        tokens,
+        token_share: part(tokens as f64, batch.tokens as f64),
+        advantage_share: known.then(|| part(size(turn), batch.size)).flatten(),
+        loss: known.then_some(sum),
+    }
+}
+
+/// Returns what a trained token adds to a loss that is the mean over the tokens of
+/// the batch, at ratio 1.
+fn contribution(turn: &Turn, batch: &Batch, token: usize) -> Option<f64> {
+    advantage_of(turn, token).map(|advantage| -f64::from(advantage) / batch.tokens as f64)
+}
+
+fn tokens(turn: &Turn, batch: &Batch, tokenizer: Option<&Tokenizer>) -> Vec<Token> {
+    let teacher = chosen(turn)
+        .and_then(|place| turn.teacher_log_probs.as_ref()?.get(place)?.as_deref())
+        .unwrap_or_default();
+    let server = turn.rollout_log_probs.as_deref().unwrap_or_default();
+    let mask = turn.loss_mask.as_deref().unwrap_or_default();
+    let is_trained: Vec<usize> = trained(turn).collect();
+    let token = |(place, id): (usize, &i32)| Token {
+        id: *id,
+        text: tokenizer.and_then(|tokenizer| tokenizer.decode(&[*id], false).ok()),
+        server: server.get(place).copied().flatten(),
+        teacher: teacher.get(place).copied(),
+        advantage: advantage_of(turn, place),
+        mask: mask.get(place).copied(),
+        loss: match is_trained.binary_search(&place) {
+            Ok(_) => contribution(turn, batch, place),
+            // A masked token adds exactly nothing; before `advantage` nothing is known.
+            Err(_) => mask.get(place).map(|_| 0.0),
+        },
+    };
+    turn.response_ids.iter().flatten().enumerate().map(token).collect()
+}
