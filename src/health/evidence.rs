@@ -21,7 +21,7 @@ impl Evidence<'_> {
     pub(super) fn kept(&self, figure: fn(&Step) -> Option<f64>) -> Option<f64> {
         let mut known = self.steps.iter().filter_map(figure);
         let first = known.next().filter(|first| *first > 0.0)?;
-        Some(known.last()? / first)
+        Some(known.next_back()? / first)
     }
 
     /// Returns a figure of the advantages: of the last step, else of the turns.
