@@ -15,7 +15,7 @@ use oclaw::trajectory::Turn;
 use crate::common::Context;
 use crate::files::Inputs;
 use crate::report::{Exit, Failure};
-use crate::view::visible;
+use crate::visible::visible;
 use page::Style;
 use story::{Batch, Story};
 

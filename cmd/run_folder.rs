@@ -1,14 +1,14 @@
 //! The folder of a run: tables of each stage, policies with their records, the
 //! metrics of training.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use oclaw::health::Step;
-use oclaw::table::Source;
-use oclaw::trajectory::{Writer, columns};
+use oclaw::table::{Provenance, Source};
+use oclaw::trajectory::{Turn, Writer, columns};
 use serde_json::Value;
 
 use crate::report::Failure;
@@ -68,22 +68,13 @@ impl RunFolder {
             false => Ok(run),
         }
     }
-
-    /// Returns the stage that knows most: the last of those with the columns of
-    /// the latest stage.
-    pub(crate) fn richest(&self) -> Option<&Stage> {
-        self.stages.iter().max_by_key(|stage| stage.written_by)
-    }
 }
 
 /// What `stats` and `report` look at: tables, or the folder of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Subject {
-    /// The tables to count, of a run those with the most columns. Nothing named is
-    /// standard input.
-    pub(crate) tables: Vec<PathBuf>,
-    /// Whether there is any table: a run may have metrics only.
-    pub(crate) has_tables: bool,
+    /// The tables to read, of a run those with the most columns first.
+    layers: Vec<Vec<PathBuf>>,
     /// Rows per stage of a run.
     pub(crate) stages: Vec<(String, Option<u64>)>,
     /// The steps trained, oldest first.
@@ -91,14 +82,14 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// Opens what is named, and metrics beside it.
+    /// Opens what is named, and metrics beside it. Nothing named is standard input.
     pub(crate) fn open(inputs: &[PathBuf], metrics: Option<&Path>) -> anyhow::Result<Self> {
         let mut subject = match inputs {
             [folder] if is_run(folder) => Self::of_run(RunFolder::open(folder)?),
             _ if inputs.iter().any(|input| is_run(input)) => {
                 return Err(Failure::usage("the folder of a run stands alone").into());
             }
-            _ => Self { tables: inputs.to_vec(), has_tables: true, ..Self::default() },
+            _ => Self::of_tables(inputs.to_vec()),
         };
         if let Some(path) = metrics {
             let mut steps: BTreeMap<u64, Step> =
@@ -109,23 +100,47 @@ impl Subject {
         Ok(subject)
     }
 
-    /// Takes what a run has.
-    pub(crate) fn of_run(run: RunFolder) -> Self {
-        let tables = run.richest().map(|stage| stage.tables.clone());
-        Self {
-            has_tables: tables.is_some(),
-            tables: tables.unwrap_or_default(),
-            stages: run.stages.iter().map(|stage| (stage.name.clone(), stage.rows)).collect(),
-            steps: run.steps,
-        }
+    /// Takes tables alone.
+    pub(crate) fn of_tables(tables: Vec<PathBuf>) -> Self {
+        Self { layers: vec![tables], ..Self::default() }
     }
 
-    /// Opens the tables, if there are any.
-    pub(crate) fn source(&self) -> anyhow::Result<Option<Source>> {
-        match self.has_tables {
-            true => Ok(Some(Source::open(&self.tables)?)),
-            false => Ok(None),
+    /// Takes what a run has.
+    pub(crate) fn of_run(run: RunFolder) -> Self {
+        let stages = run.stages.iter().map(|stage| (stage.name.clone(), stage.rows)).collect();
+        let mut layers = run.stages;
+        // Stable: of stages that know the same, the later ones first.
+        layers.reverse();
+        layers.sort_by_key(|stage| std::cmp::Reverse(stage.written_by));
+        let layers = layers.into_iter().map(|stage| stage.tables).collect();
+        Self { layers, stages, steps: run.steps }
+    }
+
+    /// Returns the tables with the most columns.
+    pub(crate) fn richest(&self) -> &[PathBuf] {
+        self.layers.first().map_or(&[], Vec::as_slice)
+    }
+
+    /// Gives every turn once with the name of its shard, from the tables with the
+    /// most columns that have it: what came in after the last batch stands only in
+    /// earlier ones. Returns what the first tables say about themselves.
+    pub(crate) fn read(&self, each: &mut dyn FnMut(&str, &[Turn])) -> anyhow::Result<Provenance> {
+        let mut provenance = None;
+        let mut known = HashSet::new();
+        for tables in &self.layers {
+            let mut source = Source::open(tables)?;
+            let mut fresh = Vec::new();
+            while let Some(mut turns) = source.next_turns()? {
+                turns.retain(|turn| !known.contains(&turn.turn_id));
+                if self.layers.len() > 1 {
+                    fresh.extend(turns.iter().map(|turn| turn.turn_id.clone()));
+                }
+                each(source.place().0, &turns);
+            }
+            known.extend(fresh);
+            provenance.get_or_insert_with(|| source.provenance().clone());
         }
+        Ok(provenance.unwrap_or_default())
     }
 }
 

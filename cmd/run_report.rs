@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use oclaw::report::{Journey, Report, Series, StageRow};
 use oclaw::table::row_json::instant;
-use oclaw::table::{Source, StageLine, Usage};
+use oclaw::table::{StageLine, Usage};
 
 use crate::common::Context;
 use crate::files::Inputs;
@@ -46,10 +46,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let subject = Subject::open(&args.inputs.inputs, args.metrics.as_deref())?;
     let mut report =
         Report { title: title(&args), steps: subject.steps.clone(), ..Report::default() };
-    if let Some(mut source) = subject.source()? {
-        report.stages = source.provenance().lines.iter().map(stage_row).collect();
-        read(&mut source, &mut report)?;
-    }
+    read(&subject, &mut report)?;
     if let Some(folder) = &args.csv {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make `{}`", folder.display()))?;
@@ -86,19 +83,19 @@ fn title(args: &Args) -> String {
     }
 }
 
-fn read(source: &mut Source, report: &mut Report) -> anyhow::Result<()> {
+fn read(subject: &Subject, report: &mut Report) -> anyhow::Result<()> {
     let mut journey = Journey::default();
     let mut period = None;
-    while let Some(turns) = source.next_turns()? {
-        let shard = source.place().0;
-        for turn in &turns {
+    let provenance = subject.read(&mut |shard, turns| {
+        for turn in turns {
             journey.add(shard, turn);
             report.survey.add(turn);
             let at = turn.created_at.0;
             let (first, last) = period.unwrap_or((at, at));
             period = Some((at.min(first), at.max(last)));
         }
-    }
+    })?;
+    report.stages = provenance.lines.iter().map(stage_row).collect();
     report.journey = journey;
     report.period = period.map(|(first, last)| (minute(first), minute(last)));
     Ok(())

@@ -25,12 +25,13 @@ use crate::units;
 ///
 /// IN are tables, as in `view`, or the folder of one run: its stages' folders
 /// (`turns`, `judged`, `hinted`, `taught`, `ready`), tables beside them, and the
-/// training metrics (`policy/step-…/oclaw/train.json`, `metrics.jsonl`). Of a run
-/// the tables with the most columns are counted. What only training knows (entropy,
-/// clip, trainer against server) comes from the metrics.
+/// training metrics (`policy/step-…/oclaw/train.json`, `metrics.jsonl`). Every turn
+/// of a run counts once, from the tables with the most columns that have it. What
+/// only training knows (entropy, clip, trainer against server) comes from the
+/// metrics.
 ///
 /// `--live` shows the folder again and again, new shards as they come, until
-/// Ctrl-C.
+/// Ctrl-C; of a run only the tables with the most columns.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -100,21 +101,17 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
 fn looks(args: &Args, subject: &Subject) -> anyhow::Result<Vec<Look>> {
     let mut all = Survey::default();
     let mut shards: Vec<Look> = Vec::new();
-    if let Some(mut source) = subject.source()? {
-        while let Some(turns) = source.next_turns()? {
-            turns.iter().for_each(|turn| all.add(turn));
-            if args.per_shard {
-                let name = source.place().0;
-                if shards.last().and_then(|look| look.input.as_deref()) != Some(name) {
-                    let input = Some(name.to_owned());
-                    shards.push(Look { input, survey: Survey::default() });
-                }
-                if let Some(look) = shards.last_mut() {
-                    turns.iter().for_each(|turn| look.survey.add(turn));
-                }
+    subject.read(&mut |shard, turns| {
+        turns.iter().for_each(|turn| all.add(turn));
+        if args.per_shard && !turns.is_empty() {
+            if shards.last().and_then(|look| look.input.as_deref()) != Some(shard) {
+                shards.push(Look { input: Some(shard.to_owned()), survey: Survey::default() });
+            }
+            if let Some(look) = shards.last_mut() {
+                turns.iter().for_each(|turn| look.survey.add(turn));
             }
         }
-    }
+    })?;
     shards.push(Look { input: None, survey: all });
     Ok(shards)
 }

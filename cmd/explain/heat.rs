@@ -3,7 +3,7 @@
 use comfy_table::{Attribute, Cell, Color};
 
 use super::story::Token;
-use crate::view::visible;
+use crate::visible::visible;
 
 /// The sign of an advantage, and its strength from 1 to 3 among those of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

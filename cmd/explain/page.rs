@@ -6,7 +6,8 @@ use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Row
 
 use super::heat;
 use super::story::{Hint, Said, Story, Token, Vote};
-use crate::view::{cut, visible};
+use crate::view::cut;
+use crate::visible::visible;
 
 /// How a page looks.
 #[derive(Debug, Clone, Copy)]

@@ -30,7 +30,7 @@ pub(super) fn run(args: &Args, context: &Context, out: &mut impl Write) -> anyho
     let terminal = io::stdout().is_terminal();
     loop {
         let subject = subject(folder)?;
-        counted.take_in(&subject.tables)?;
+        counted.take_in(subject.richest())?;
         let look = Look { input: None, survey: counted.survey.clone() };
         match args.json {
             true => show::json_line(out, &subject, &look)?,
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args, context: &Context, out: &mut impl Write) -> anyho
 /// Looks at a folder. One in which nothing is finished yet has no tables.
 fn subject(folder: &Path) -> anyhow::Result<Subject> {
     match run_folder::is_run(folder) {
-        false => Ok(Subject { tables: run_folder::tables(folder)?, ..Subject::default() }),
+        false => Ok(Subject::of_tables(run_folder::tables(folder)?)),
         true => Ok(Subject::of_run(RunFolder::open(folder)?)),
     }
 }

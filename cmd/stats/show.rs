@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use super::{Args, Look};
 use crate::health_lines;
 use crate::run_folder::Subject;
-use crate::view::{print, visible};
+use crate::view::print;
+use crate::visible::visible;
 
 /// Prints all looks in the format that was asked for.
 pub(super) fn looks(

@@ -113,7 +113,9 @@ fn a_run_has_stages_and_steps() {
     let told = json(&["--json", "run"], folder.path());
     assert_eq!(told[0]["stages"], serde_json::json!({"turns": 2, "ready": 1}));
     assert_eq!(told[0]["step"]["entropy"], 9.0);
-    assert_eq!(told[0]["figures"]["signal"]["kind opd+rl"], 1, "the richest stage counts");
+    let figures = &told[0]["figures"];
+    assert_eq!(figures["turns"]["rows"], 2, "the same turn counts once");
+    assert_eq!(figures["signal"]["kind opd+rl"], 1, "as the stage has it that knows most");
     // A last line that is still being written is not there yet.
     fs::write(run.join("metrics.jsonl"), METRICS).unwrap();
     let told = json(&["--json", "run"], folder.path());
