@@ -8,13 +8,15 @@ use std::collections::HashSet;
 use clap::ValueEnum;
 use comfy_table::Table;
 use oclaw::advantage::{self, Estimator, Method, Standing, Summary};
-use oclaw::stage::{self, Tally};
+use oclaw::stage::{self, Output, Tally};
 use oclaw::table::{Source, StageLine};
+use oclaw::trajectory::words::SampleKind;
 use oclaw::trajectory::{Turn, Writer};
 
 use crate::asking;
 use crate::common::Context;
 use crate::files::Files;
+use crate::follow::Counting;
 use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::visible::visible;
@@ -49,6 +51,10 @@ use peers::Peers;
 /// At least one: the first turn of a session that is judged 0, while no earlier
 /// turn of that session had any signal, is promoted. With a hint it teaches even
 /// under `grpo`; without one it is counted as `promoted_without_signal`.
+///
+/// `--follow FOLDER -o OUT` notes each shard as it comes, as in `oclaw judge`.
+/// Groups, the lines of `gae` and the sessions of at-least-one end at the shard's
+/// edge: a session of two shards may have a turn promoted in each.
 ///
 /// A row that contradicts itself (lists of different length, numbers that are
 /// none) gets an `advantage_error`; the others go on and the exit code is 3.
@@ -192,7 +198,36 @@ enum Switch {
 /// Notes a table.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let method = method(&args)?;
-    let mut source = args.files.open()?;
+    let summary = RefCell::new(Summary::default());
+    if let Some(route) = args.files.route(context)? {
+        let shard = async |source, output: &Output| {
+            let counting = Counting::start(&summary);
+            let tally = note(&args, context, source, (output, &summary))?;
+            Ok(counting.settle(tally, |it| it.rows - it.of_kind(SampleKind::None)))
+        };
+        let followed = context.block_on(route.run(shard, || false))?;
+        let summary = summary.into_inner();
+        let table = table(&summary, &followed.tally, method.estimator);
+        return route.conclude(followed, table);
+    }
+    let source = args.files.open()?;
+    let tally = note(&args, context, source, (&args.files.output(), &summary))?;
+    let summary = summary.into_inner();
+    context.conclude(table(&summary, &tally, method.estimator));
+    for warning in summary.warnings() {
+        context.say(format!("warning: {warning}"));
+    }
+    Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
+}
+
+/// Notes one table.
+fn note(
+    args: &Args,
+    context: &Context,
+    mut source: Source,
+    (output, summary): (&Output, &RefCell<Summary>),
+) -> anyhow::Result<Tally> {
+    let method = method(args)?;
     let mut plan = args.files.plan(context, Writer::Advantage, &source)?;
     if let Some(line) = &mut plan.line {
         state_estimator(line, method.estimator);
@@ -204,7 +239,6 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let group_by = args.peers.group_by.as_deref();
     let peers = Peers::read(&mut source, group_by, args.peers.value_column.as_deref())?;
     let bar = progress::bar(context, "advantage", source.total_rows());
-    let summary = RefCell::new(Summary::default());
     let survey = |turns: &mut dyn Iterator<Item = Result<Turn, stage::Error>>| {
         let (mut outcomes, mut members, mut stated) = (Vec::new(), Vec::new(), false);
         for (row, turn) in turns.enumerate() {
@@ -223,7 +257,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             Switch::Off => HashSet::new(),
         };
         let shares = advantage::shares(&method, &members);
-        let (method, summary) = (&method, &summary);
+        let method = &method;
         Ok(move |turn: Turn| {
             let promoted = promoted.contains(&turn.turn_id);
             let standing = Standing { promoted, share: shares.get(&turn.turn_id).copied() };
@@ -233,15 +267,9 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         })
     };
     let watch = |tally: &Tally| bar.set_position(tally.rows);
-    let done = stage::regroup(source, &args.files.output(), &plan, survey, &watch);
+    let done = stage::regroup(source, output, &plan, survey, &watch);
     bar.finish_and_clear();
-    let tally = done?;
-    let summary = summary.into_inner();
-    context.conclude(table(&summary, &tally, method.estimator));
-    for warning in summary.warnings() {
-        context.say(format!("warning: {warning}"));
-    }
-    Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
+    Ok(done?)
 }
 
 fn method(args: &Args) -> Result<Method, Failure> {

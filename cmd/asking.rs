@@ -1,6 +1,8 @@
 //! Asking a model about turns: the flags that `judge` and `hint` share, the
 //! calls, and the count of them.
 
+mod following;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,6 +20,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::answers::{Answers, Keeping};
+use crate::away::Away;
 use crate::common::Context;
 use crate::embedded::{self, Embedded};
 use crate::forecast::Forecast;
@@ -124,11 +127,12 @@ impl Asking {
             engine,
             embedded,
             answers,
-            whom,
+            whom: RefCell::new(whom),
             seed: context.seed,
             places: Semaphore::new(self.at_once as usize),
             meter: Meter::new(&self.budget),
             faults: RefCell::default(),
+            away: Away::default(),
         })
     }
 
@@ -167,11 +171,12 @@ pub(crate) struct Asker<'a> {
     engine: Engine,
     embedded: Option<Embedded>,
     answers: Answers,
-    whom: Value,
+    whom: RefCell<Value>,
     seed: u64,
     places: Semaphore,
     meter: Meter,
     faults: RefCell<BTreeMap<String, u64>>,
+    away: Away,
 }
 
 /// A reply as it is kept: what was paid for, and what it cost.
@@ -194,7 +199,7 @@ impl Asker<'_> {
     /// asked again; if the rest is more than the budget allows, none of it is.
     pub(crate) async fn ask(&self, messages: &[Value]) -> Result<Vec<Result<Reply, Fault>>, Spent> {
         let request = self.asking.request(messages, self.seed);
-        let question = self.answers.question(&self.whom, &request);
+        let question = self.answers.question(&self.whom.borrow(), &request);
         let keys: Vec<Key> = (0..self.asking.votes).map(|vote| question.vote(vote)).collect();
         let kept: Vec<Option<Kept>> = keys.iter().map(|key| self.answers.find(key)).collect();
         let missing = kept.iter().filter(|kept| kept.is_none()).count() as u64;
@@ -251,6 +256,7 @@ impl Asker<'_> {
                 Ok(Reply { text: reply.content, finish_reason: reply.finish_reason })
             }
             Err(error) => {
+                self.away.weigh(&error, self.ping()).await;
                 tracing::warn!(%error, "call failed");
                 Err(Fault::failed(few_words(&error)))
             }
@@ -266,8 +272,7 @@ impl Asker<'_> {
             Some("abort" | "content_filter" | "error") => false,
             _ => !reply.content.trim().is_empty(),
         };
-        let weights = self.whom.get("weights").and_then(Value::as_str);
-        let same = match (weights, reply.weight_version.as_deref()) {
+        let same = match (self.whom.borrow()["weights"].as_str(), reply.weight_version.as_deref()) {
             (Some(known), Some(told)) => known == told,
             _ => true,
         };

@@ -12,6 +12,8 @@ use oclaw::trajectory::Writer;
 use sha2::{Digest, Sha256};
 
 use crate::common::Context;
+use crate::follow::{FollowArgs, Route};
+use crate::report::Failure;
 
 /// What a command reads.
 #[derive(clap::Args, Debug)]
@@ -45,6 +47,8 @@ pub(crate) struct Files {
     /// Compute only the rows that have no note yet, or whose note failed
     #[arg(long, conflicts_with = "replace")]
     pub(crate) fill: bool,
+    #[command(flatten)]
+    pub(crate) following: FollowArgs,
 }
 
 /// A format, as it is typed.
@@ -66,6 +70,7 @@ impl Files {
 
     /// Opens the tables of a run that writes none.
     pub(crate) fn open_to_look(&self) -> anyhow::Result<Source> {
+        self.check_dry_run()?;
         self.inputs.open()
     }
 
@@ -84,6 +89,46 @@ impl Files {
             FormatName::Ipc => Format::Ipc,
         });
         Output { target, format }
+    }
+
+    /// Returns the way from a followed folder to the one of the results, if a folder
+    /// is followed.
+    pub(crate) fn route<'a>(&'a self, context: &'a Context) -> anyhow::Result<Option<Route<'a>>> {
+        let Some(input) = self.following.folder()? else { return Ok(None) };
+        let refuse = |problem: &str, hint: &str| Err(Failure::usage(problem).hint(hint).into());
+        if !self.inputs.inputs.is_empty() {
+            return refuse(
+                "`--follow` reads one folder and nothing beside it",
+                "leave the inputs out, or leave `--follow` out",
+            );
+        }
+        if self.replace {
+            return refuse(
+                "`--follow` does each shard once: there is nothing to `--replace`",
+                "follow the folder of the stage before, into a new folder",
+            );
+        }
+        if self.format.is_some_and(|format| format != FormatName::Parquet) {
+            return refuse("`--follow` writes Parquet only", "leave `--format` out");
+        }
+        match &self.output {
+            Some(output) if output.as_os_str() != "-" => {
+                Route::open(&self.following, context, input, output).map(Some)
+            }
+            _ => refuse(
+                "`--follow` writes a shard for each shard, not to standard output",
+                "name the folder of the results by `-o FOLDER`",
+            ),
+        }
+    }
+
+    /// Errors if a folder is followed while only a forecast is wanted.
+    fn check_dry_run(&self) -> Result<(), Failure> {
+        match self.following.follow {
+            Some(_) => Err(Failure::usage("`--dry-run` follows no folder")
+                .hint("name the folder as the input to hear of the shards that are there")),
+            None => Ok(()),
+        }
     }
 
     /// Returns the plan of a stage, which its caller may refine.

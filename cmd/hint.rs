@@ -7,12 +7,14 @@ use clap::ValueEnum;
 use comfy_table::Table;
 use oclaw::hint::{self, Found, Keep};
 use oclaw::judge::{Exchange, Quoting};
-use oclaw::stage::{self, Tally};
+use oclaw::stage::{self, Output, Tally};
+use oclaw::table::Source;
 use oclaw::trajectory::{Turn, Writer};
 
 use crate::asking::{self, Asker, Asking, Calls};
 use crate::common::Context;
 use crate::files::Files;
+use crate::follow::{Counting, Worked};
 use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::spending::{BUDGET, Spent};
@@ -33,7 +35,7 @@ use crate::spending::{BUDGET, Spent};
 ///
 /// Answers are kept in a file (`--cache`), so that the same run asks nothing twice;
 /// a spent budget leaves the other turns with the error `budget`; `--dry-run` says
-/// what there is to ask. All of it is as in `oclaw judge`.
+/// what there is to ask. All of it is as in `oclaw judge`, and so is `--follow`.
 ///
 /// Exit code 3 means that some turn was tried and no call gave a verdict, or a
 /// hint had to be refused, or that the budget left a turn out.
@@ -76,31 +78,37 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     if args.asking.budget.dry_run {
         return context.block_on(foretell(&args, context, &prompt));
     }
+    let counts = RefCell::default();
     context.block_on(async {
-        let source = args.files.open()?;
+        let files = &args.files;
+        let Some(route) = files.route(context)? else {
+            let source = files.open()?;
+            let asker = match args.from_feedback {
+                true => None,
+                false => Some(args.asking.connect(context).await?),
+            };
+            let by = By { args: &args, context, asker, prompt, counts };
+            let done = by.table(source, &files.output()).await;
+            let table = by.finish().await;
+            let tally = done?;
+            context.conclude(table(&tally));
+            return Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done });
+        };
         let asker = match args.from_feedback {
             true => None,
-            false => Some(args.asking.connect(context).await?),
+            false => match args.asking.connect_for(&route, context).await? {
+                None => return Ok(Exit::Done),
+                asker => asker,
+            },
         };
-        let mut plan = args.files.plan(context, Writer::Hint, &source)?;
-        plan.at_once = args.asking.at_once as usize;
-        if let Some(asker) = &asker {
-            asker.count_into(&mut plan);
-        }
-        let bar = progress::bar(context, "hint", source.total_rows());
-        let by = By { args: &args, asker, prompt, counts: RefCell::default() };
-        let watch = |tally: &Tally| bar.set_position(tally.rows);
-        let note = async |turn| by.note(turn).await;
-        let done = stage::annotate(source, &args.files.output(), &plan, note, &watch).await;
-        bar.finish_and_clear();
-        let By { asker, counts, .. } = by;
-        let calls = match asker {
-            Some(asker) => Some(asker.finish().await),
-            None => None,
-        };
-        let tally = done?;
-        context.conclude(counts.into_inner().table(&tally, calls.as_ref()));
-        Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
+        let by = By { args: &args, context, asker, prompt, counts };
+        let shard = async |source, output: &Output| by.shard(source, output).await;
+        let spent = || by.asker.as_ref().is_some_and(Asker::is_spent);
+        let followed = route.run(shard, spent).await;
+        let table = by.finish().await;
+        let followed = followed?;
+        let table = table(&followed.tally);
+        route.conclude(followed, table)
     })
 }
 
@@ -127,12 +135,53 @@ async fn foretell(args: &Args, context: &Context, prompt: &str) -> anyhow::Resul
 /// Who is asked.
 struct By<'a> {
     args: &'a Args,
+    context: &'a Context,
     asker: Option<Asker<'a>>,
     prompt: String,
     counts: RefCell<Counts>,
 }
 
-impl By<'_> {
+impl<'a> By<'a> {
+    /// Finds hints for one table.
+    async fn table(&self, source: Source, output: &Output) -> anyhow::Result<Tally> {
+        let Self { args, context, .. } = self;
+        let mut plan = args.files.plan(context, Writer::Hint, &source)?;
+        plan.at_once = args.asking.at_once as usize;
+        if let Some(asker) = &self.asker {
+            asker.count_into(&mut plan);
+        }
+        let bar = progress::bar(context, "hint", source.total_rows());
+        let watch = |tally: &Tally| bar.set_position(tally.rows);
+        let note = async |turn| self.note(turn).await;
+        let done = stage::annotate(source, output, &plan, note, &watch).await;
+        bar.finish_and_clear();
+        Ok(done?)
+    }
+
+    /// Finds hints for one shard of a followed folder.
+    async fn shard(&self, source: Source, output: &Output) -> anyhow::Result<Worked> {
+        let counting = Counting::start(&self.counts);
+        let table = self.table(source, output);
+        let tally = match &self.asker {
+            None => Ok(table.await?),
+            Some(asker) => asker.attend(table).await?,
+        };
+        Ok(match tally {
+            Ok(tally) => counting.settle(tally, |counts| counts.with_hints),
+            Err(reason) => Worked::Away(reason),
+        })
+    }
+
+    /// Ends the connection and returns what makes the closing table.
+    async fn finish(self) -> impl Fn(&Tally) -> Table + use<'a> {
+        let calls = match self.asker {
+            Some(asker) => Some(asker.finish().await),
+            None => None,
+        };
+        let counts = self.counts.into_inner();
+        move |tally: &Tally| counts.table(tally, calls.as_ref())
+    }
+
     async fn note(&self, mut turn: Turn) -> Turn {
         Found::default().record(&mut turn);
         if self.args.only_negative && !hint::is_negative(&turn) {
@@ -172,7 +221,7 @@ impl By<'_> {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Counts {
     with_hints: u64,
     hints: u64,

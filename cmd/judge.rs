@@ -7,12 +7,14 @@ use std::path::Path;
 
 use comfy_table::Table;
 use oclaw::judge::{self, Exchange, Quoting, Rules, Verdict};
-use oclaw::stage::{self, Tally};
+use oclaw::stage::{self, Output, Tally};
+use oclaw::table::Source;
 use oclaw::trajectory::{Turn, Writer};
 
 use crate::asking::{self, Asker, Asking, Calls};
 use crate::common::{Context, Printing as _};
 use crate::files::Files;
+use crate::follow::{Counting, Worked};
 use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::spending::{BUDGET, Spent};
@@ -41,6 +43,15 @@ use crate::spending::{BUDGET, Spent};
 /// (`--max-requests`, `--max-tokens-total`, `--max-cost`) that is spent leaves the
 /// other turns without a score and with the error `budget`; `--fill` goes on.
 /// `--dry-run` says what there is to ask.
+///
+/// `--follow FOLDER -o OUT` judges each shard of a folder as it comes: `*.parquet`
+/// of the folder itself, ordered by the first `created_at` and the name, into a
+/// file of the same name in OUT, which is what makes it done. A server that is
+/// away is waited for. A shard that fails is tried again (`--shard-tries`), then
+/// listed in OUT/failed.jsonl until the next start, and the next one goes on. A
+/// signal drops the shard at hand, whose answers are kept, and ends with exit code
+/// 0; a spent budget ends with 3, after the shard. OUT has one writer. Killed at
+/// any point, the same command goes on where it was.
 ///
 /// Exit code 3 means that some turn was tried and got no score, or that the
 /// budget left one out.
@@ -85,31 +96,37 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     if args.asking.budget.dry_run {
         return context.block_on(foretell(&args, context, rules.is_none(), &prompt));
     }
+    let counts = RefCell::default();
     context.block_on(async {
-        let source = args.files.open()?;
+        let files = &args.files;
+        let Some(route) = files.route(context)? else {
+            let source = files.open()?;
+            let asker = match rules {
+                Some(_) => None,
+                None => Some(args.asking.connect(context).await?),
+            };
+            let by = By { args: &args, context, rules, asker, prompt, counts };
+            let done = by.table(source, &files.output()).await;
+            let table = by.finish().await;
+            let tally = done?;
+            context.conclude(table(&tally));
+            return Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done });
+        };
         let asker = match rules {
             Some(_) => None,
-            None => Some(args.asking.connect(context).await?),
+            None => match args.asking.connect_for(&route, context).await? {
+                None => return Ok(Exit::Done),
+                asker => asker,
+            },
         };
-        let mut plan = args.files.plan(context, Writer::Judge, &source)?;
-        plan.at_once = args.asking.at_once as usize;
-        if let Some(asker) = &asker {
-            asker.count_into(&mut plan);
-        }
-        let bar = progress::bar(context, "judge", source.total_rows());
-        let by = By { rules, asker, prompt, counts: RefCell::default() };
-        let watch = |tally: &Tally| bar.set_position(tally.rows);
-        let note = async |turn| by.note(turn).await;
-        let done = stage::annotate(source, &args.files.output(), &plan, note, &watch).await;
-        bar.finish_and_clear();
-        let By { asker, counts, .. } = by;
-        let calls = match asker {
-            Some(asker) => Some(asker.finish().await),
-            None => None,
-        };
-        let tally = done?;
-        context.conclude(counts.into_inner().table(&tally, calls.as_ref()));
-        Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
+        let by = By { args: &args, context, rules, asker, prompt, counts };
+        let shard = async |source, output: &Output| by.shard(source, output).await;
+        let spent = || by.asker.as_ref().is_some_and(Asker::is_spent);
+        let followed = route.run(shard, spent).await;
+        let table = by.finish().await;
+        let followed = followed?;
+        let table = table(&followed.tally);
+        route.conclude(followed, table)
     })
 }
 
@@ -150,13 +167,55 @@ fn show_rules(file: Option<&str>) -> anyhow::Result<Exit> {
 
 /// Who judges.
 struct By<'a> {
+    args: &'a Args,
+    context: &'a Context,
     rules: Option<Rules>,
     asker: Option<Asker<'a>>,
     prompt: String,
     counts: RefCell<Counts>,
 }
 
-impl By<'_> {
+impl<'a> By<'a> {
+    /// Judges one table.
+    async fn table(&self, source: Source, output: &Output) -> anyhow::Result<Tally> {
+        let Self { args, context, .. } = self;
+        let mut plan = args.files.plan(context, Writer::Judge, &source)?;
+        plan.at_once = args.asking.at_once as usize;
+        if let Some(asker) = &self.asker {
+            asker.count_into(&mut plan);
+        }
+        let bar = progress::bar(context, "judge", source.total_rows());
+        let watch = |tally: &Tally| bar.set_position(tally.rows);
+        let note = async |turn| self.note(turn).await;
+        let done = stage::annotate(source, output, &plan, note, &watch).await;
+        bar.finish_and_clear();
+        Ok(done?)
+    }
+
+    /// Judges one shard of a followed folder.
+    async fn shard(&self, source: Source, output: &Output) -> anyhow::Result<Worked> {
+        let counting = Counting::start(&self.counts);
+        let table = self.table(source, output);
+        let tally = match &self.asker {
+            None => Ok(table.await?),
+            Some(asker) => asker.attend(table).await?,
+        };
+        Ok(match tally {
+            Ok(tally) => counting.settle(tally, Counts::judged),
+            Err(reason) => Worked::Away(reason),
+        })
+    }
+
+    /// Ends the connection and returns what makes the closing table.
+    async fn finish(self) -> impl Fn(&Tally) -> Table + use<'a> {
+        let calls = match self.asker {
+            Some(asker) => Some(asker.finish().await),
+            None => None,
+        };
+        let counts = self.counts.into_inner();
+        move |tally: &Tally| counts.table(tally, calls.as_ref())
+    }
+
     async fn note(&self, mut turn: Turn) -> Turn {
         judge::clear(&mut turn);
         if !judge::is_judged(&turn) {
@@ -196,7 +255,7 @@ impl By<'_> {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Counts {
     scores: BTreeMap<i8, u64>,
     votes: BTreeMap<i8, u64>,
@@ -218,8 +277,12 @@ impl Counts {
         self.ties += u64::from(verdict.tied());
     }
 
+    fn judged(&self) -> u64 {
+        self.scores.values().sum()
+    }
+
     fn table(&self, tally: &Tally, calls: Option<&Calls>) -> Table {
-        let judged: u64 = self.scores.values().sum();
+        let judged = self.judged();
         let failed = self.no_vote + self.unusable + self.left_out;
         let each = |counts: &BTreeMap<i8, u64>| {
             let count = |value| counts.get(&value).copied().unwrap_or_default();

@@ -4,6 +4,7 @@
 mod advantage;
 mod answers;
 mod asking;
+mod away;
 mod cache;
 mod common;
 mod embedded;
@@ -12,6 +13,7 @@ mod export;
 mod explain;
 mod files;
 mod forget;
+mod follow;
 mod forecast;
 mod convert;
 mod gate;

@@ -78,6 +78,11 @@ impl Failure {
         Self { kind: Kind::Failed, message: message.into(), hint: None }
     }
 
+    /// The engine is not there.
+    pub(crate) fn engine(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Engine, message: message.into(), hint: None }
+    }
+
     /// Adds what the reader can do about it.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -364,6 +369,9 @@ fn of_table(error: &table::Error) -> (Kind, Option<String>) {
             "write to a file with `-o FILE`, pipe on, or look at it with `| oclaw view`",
         ),
         Error::StdinTwice => (Kind::Usage, None),
+        Error::InUse { .. } => {
+            hinted(Kind::Failed, "one writer per folder: is another one running?")
+        }
         Error::NewerSchema { .. } => hinted(Kind::Failed, "read it with a newer oclaw"),
         Error::Cut { .. } => {
             hinted(Kind::Failed, "the stage that wrote it did not finish: look at its message")
@@ -389,9 +397,14 @@ fn hinted(kind: Kind, hint: &str) -> (Kind, Option<String>) {
     (kind, Some(hint.to_owned()))
 }
 
+/// Returns whether an error says that a server is away, or too busy, just now.
+pub(crate) fn is_away(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|cause| cause.downcast_ref()).any(engine::Error::is_transient)
+}
+
 /// Returns the messages of an error and its causes, each once: some errors tell
 /// their cause in their own message.
-fn told(error: &anyhow::Error) -> String {
+pub(crate) fn told(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
         let cause = match cause.downcast_ref::<judge::Error>() {

@@ -60,7 +60,10 @@ pub(crate) struct Spent;
 #[derive(Debug)]
 pub(crate) struct Meter {
     budget: Budget,
+    /// Of the file at hand.
     usage: Arc<Mutex<Usage>>,
+    /// Of the files before.
+    before: RefCell<Usage>,
     state: RefCell<State>,
 }
 
@@ -90,7 +93,8 @@ impl Meter {
     pub(crate) fn new(budget: &Budget) -> Self {
         let usage = Usage { cost: budget.cost(0, 0), ..Usage::default() };
         let usage = Arc::new(Mutex::new(usage));
-        Self { budget: budget.clone(), usage, state: RefCell::default() }
+        let before = RefCell::default();
+        Self { budget: budget.clone(), usage, before, state: RefCell::default() }
     }
 
     /// Returns the running count, for the file to carry.
@@ -98,16 +102,32 @@ impl Meter {
         self.usage.clone()
     }
 
-    /// Grants calls that belong together, all or none of them.
-    pub(crate) fn grant(&self, calls: u64) -> Result<(), Spent> {
-        let mut state = self.state.borrow_mut();
+    /// Begins the count of another file. What may be spent is for all of them.
+    pub(crate) fn next_file(&self) {
+        let fresh = Usage { cost: self.budget.cost(0, 0), ..Usage::default() };
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        add(&mut self.before.borrow_mut(), &std::mem::replace(&mut usage, fresh));
+    }
+
+    /// Returns whether so many calls would be refused.
+    pub(crate) fn is_spent(&self, calls: u64) -> bool {
+        let state = self.state.borrow();
+        state.ended || self.is_over(&state, calls)
+    }
+
+    fn is_over(&self, state: &State, calls: u64) -> bool {
         let cost = self.budget.cost(state.prompt_tokens, state.completion_tokens);
         let tokens = state.prompt_tokens + state.completion_tokens;
         let Budget { max_requests, max_tokens_total, max_cost, .. } = &self.budget;
-        state.ended = state.ended
-            || max_requests.is_some_and(|most| state.granted.saturating_add(calls) > most)
+        max_requests.is_some_and(|most| state.granted.saturating_add(calls) > most)
             || max_tokens_total.is_some_and(|most| tokens >= most)
-            || max_cost.zip(cost).is_some_and(|(most, cost)| cost >= most);
+            || max_cost.zip(cost).is_some_and(|(most, cost)| cost >= most)
+    }
+
+    /// Grants calls that belong together, all or none of them.
+    pub(crate) fn grant(&self, calls: u64) -> Result<(), Spent> {
+        let mut state = self.state.borrow_mut();
+        state.ended = state.ended || self.is_over(&state, calls);
         if state.ended {
             state.refused += 1;
             return Err(Spent);
@@ -153,7 +173,8 @@ impl Meter {
 
     /// Adds the count to a closing table.
     pub(crate) fn rows(&self, table: &mut Table) {
-        let usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        add(&mut usage, &self.before.borrow());
         let state = self.state.borrow();
         table.add_row(["calls".to_owned(), usage.calls.to_string()]);
         table.add_row(["cache hits".to_owned(), usage.cache_hits.to_string()]);
@@ -164,11 +185,20 @@ impl Meter {
             table.add_row([text, usage.uncounted.to_string()]);
         }
         if let Some(cost) = self.budget.cost(state.prompt_tokens, state.completion_tokens) {
-            let text = if usage.cost.is_some() { "cost" } else { "cost, partly guessed" };
+            let text = if usage.uncounted == 0 { "cost" } else { "cost, partly guessed" };
             table.add_row([text.to_owned(), format!("{cost:.6}")]);
         }
         if state.refused > 0 {
             table.add_row(["left out: budget".to_owned(), state.refused.to_string()]);
         }
     }
+}
+
+/// Adds up counts; the cost of a file is its own.
+fn add(sum: &mut Usage, usage: &Usage) {
+    sum.calls += usage.calls;
+    sum.cache_hits += usage.cache_hits;
+    sum.prompt_tokens += usage.prompt_tokens;
+    sum.completion_tokens += usage.completion_tokens;
+    sum.uncounted += usage.uncounted;
 }

@@ -9,13 +9,13 @@ mod local;
 mod local;
 mod scorer;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use comfy_table::Table;
-use oclaw::stage::{self, Tally};
+use oclaw::stage::{self, Output, Tally};
 use oclaw::table::Source;
 use oclaw::teacher_lp::{self, Teacher};
 use oclaw::template::Chat;
@@ -25,6 +25,7 @@ use crate::answers::{Answers, Keeping};
 use crate::asking;
 use crate::common::Context;
 use crate::files::Files;
+use crate::follow::{Counting, Worked};
 use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::spending::{BUDGET, Budget, Meter};
@@ -58,7 +59,7 @@ use scorer::Scorer;
 /// Scores are kept in a file (`--cache`) under the ids and the model's weights (for
 /// a server its model and weight version), so that the same run scores nothing
 /// twice; a spent budget leaves the other hints with the error `budget`;
-/// `--dry-run` says what there is to score.
+/// `--dry-run` says what there is to score. `--follow` is as in `oclaw judge`.
 ///
 /// Exit code 3 means that some hint was tried and got no log-probs, or that the
 /// budget left one out.
@@ -143,43 +144,98 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     if args.budget.dry_run {
         return context.block_on(foretell::foretell(&args, context, (&chat, &folder)));
     }
-    let source = args.files.open()?;
-    check_tokenizer(&source, &chat, &folder, context)?;
+    let vocabulary = vocabulary(&chat, &folder);
     context.block_on(async {
-        let vocabulary = vocabulary(&chat, &folder);
-        let keeper = Keeper {
-            answers: Answers::open(&args.keeping, &context.command)?,
-            meter: Meter::new(&args.budget),
-            vocabulary,
+        let files = &args.files;
+        let scorer = async || {
+            let answers = Answers::open(&args.keeping, &context.command)?;
+            let keeper = Keeper { answers, meter: Meter::new(&args.budget), vocabulary };
+            Scorer::new(&args, &chat, keeper, context).await
         };
-        let scorer = Scorer::new(&args, &chat, keeper, context).await?;
+        let with = |scorer| With {
+            args: &args,
+            context,
+            chat: &chat,
+            folder: &folder,
+            vocabulary,
+            scorer,
+            counts: RefCell::default(),
+            warned: Cell::default(),
+        };
+        let Some(route) = files.route(context)? else {
+            let source = files.open()?;
+            check_tokenizer(&source, &chat, &folder, &|text| context.say(text))?;
+            let with = with(scorer().await?);
+            let tally = with.table(source, &files.output()).await?;
+            context.conclude(with.counts.into_inner().table(&tally, with.scorer.meter()));
+            return Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done });
+        };
+        let Some(scorer) = route.patiently(scorer).await? else { return Ok(Exit::Done) };
+        scorer.wait(route.tries());
+        let with = with(scorer);
+        let shard = async |source, output: &Output| with.shard(source, output).await;
+        let followed = route.run(shard, || with.scorer.meter().is_spent(1)).await?;
+        let table = with.counts.borrow().table(&followed.tally, with.scorer.meter());
+        route.conclude(followed, table)
+    })
+}
+
+/// Whom a table is scored with.
+struct With<'a> {
+    args: &'a Args,
+    context: &'a Context,
+    chat: &'a Chat,
+    folder: &'a Path,
+    vocabulary: usize,
+    scorer: Scorer,
+    counts: RefCell<Counts>,
+    /// Whether it was warned of the shards' chat template.
+    warned: Cell<bool>,
+}
+
+impl With<'_> {
+    /// Scores one table.
+    async fn table(&self, source: Source, output: &Output) -> anyhow::Result<Tally> {
+        let Self { args, context, scorer, .. } = self;
         let mut plan = args.files.plan(context, Writer::TeacherLp, &source)?;
         plan.at_once = args.at_once as usize;
         plan.needs = &["hints"];
         plan.usage = Some(scorer.meter().usage());
         let bar = progress::bar(context, "teacher-lp", source.total_rows());
         let teacher = Teacher {
-            chat: &chat,
+            chat: self.chat,
             name: scorer.name(),
             tempers: scorer.tempers(),
             topk: args.topk,
-            vocabulary,
+            vocabulary: self.vocabulary,
         };
-        let counts = RefCell::<Counts>::default();
         let note = async |turn| {
             let score = async |request| scorer.score(request).await;
             let mut turn = teacher_lp::teach(turn, &teacher, score).await;
             left_out(&mut turn);
-            counts.borrow_mut().add(&turn);
+            self.counts.borrow_mut().add(&turn);
             turn
         };
         let watch = |tally: &Tally| bar.set_position(tally.rows);
-        let done = stage::annotate(source, &args.files.output(), &plan, note, &watch).await;
+        let done = stage::annotate(source, output, &plan, note, &watch).await;
         bar.finish_and_clear();
-        let tally = done?;
-        context.conclude(counts.into_inner().table(&tally, scorer.meter()));
-        Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
-    })
+        Ok(done?)
+    }
+
+    /// Scores one shard of a followed folder.
+    async fn shard(&self, source: Source, output: &Output) -> anyhow::Result<Worked> {
+        let say = |text: String| {
+            if !self.warned.replace(true) {
+                self.context.say(text);
+            }
+        };
+        check_tokenizer(&source, self.chat, self.folder, &say)?;
+        let counting = Counting::start(&self.counts);
+        Ok(match self.scorer.attend(self.table(source, output)).await? {
+            Ok(tally) => counting.settle(tally, |counts| counts.turns),
+            Err(reason) => Worked::Away(reason),
+        })
+    }
 }
 
 /// What the budget left out has the one error that says so, whoever was to be
@@ -198,7 +254,7 @@ fn check_tokenizer(
     source: &Source,
     chat: &Chat,
     folder: &Path,
-    context: &Context,
+    say: &dyn Fn(String),
 ) -> anyhow::Result<()> {
     let recorded = source.provenance();
     let found = chat.tokenizer.hash();
@@ -212,7 +268,7 @@ fn check_tokenizer(
     }
     let found = chat.template_hash();
     if let Some(hash) = recorded.chat_template_hash.as_ref().filter(|hash| **hash != found) {
-        context.say(format!(
+        say(format!(
             "warning: the chat template of `{}` ({found}) is not the one that made the prompts ({hash})",
             folder.display()
         ));
@@ -233,7 +289,7 @@ fn vocabulary(chat: &Chat, folder: &Path) -> usize {
 /// Most reasons of failures that are shown.
 const MOST_REASONS: usize = 8;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Counts {
     turns: u64,
     hints: u64,

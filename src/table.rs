@@ -7,6 +7,7 @@
 //! early is an error, never a short success. Absent on purpose: what any column
 //! means, beyond its type.
 
+mod follow;
 mod inputs;
 mod layout;
 mod merge;
@@ -19,6 +20,7 @@ mod source;
 mod spool;
 mod stream;
 
+pub use follow::{Claim, Follow, Shard, Stamp, shard_names};
 pub use provenance::{Provenance, StageLine, Usage};
 pub use sink::{Sink, discard_unfinished};
 pub use source::{Source, read_turns};
@@ -43,6 +45,8 @@ pub enum Format {
 pub enum Target {
     /// A file. Anything there already is replaced, at once, at the end.
     Path(PathBuf),
+    /// A shard: Parquet under a name that nothing may have yet.
+    Shard(PathBuf),
     /// Standard output.
     Stdout,
 }
@@ -149,6 +153,12 @@ pub enum Error {
     /// A table would land on a terminal.
     #[error("standard output is a terminal: a table is no text")]
     StdoutTerminal,
+    /// Somebody else puts shards there.
+    #[error("`{name}` is in use by another process")]
+    InUse {
+        /// The folder.
+        name: String,
+    },
     /// The output cannot be written.
     #[error("cannot write `{name}`")]
     Write {

@@ -9,6 +9,7 @@ mod explain;
 mod gate;
 mod export;
 mod forget;
+mod follow;
 mod hint;
 mod import;
 mod judge;

@@ -23,7 +23,7 @@ pub(super) async fn foretell(
     (chat, folder): (&Chat, &Path),
 ) -> anyhow::Result<Exit> {
     let source = args.files.open_to_look()?;
-    check_tokenizer(&source, chat, folder, context)?;
+    check_tokenizer(&source, chat, folder, &|text| context.say(text))?;
     let mut plan = args.files.plan(context, Writer::TeacherLp, &source)?;
     plan.needs = &["hints"];
     let answers = Answers::peek(&args.keeping, &context.command)?;

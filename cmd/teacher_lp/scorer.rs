@@ -8,14 +8,16 @@ use std::time::Duration;
 
 use oclaw::engine;
 use oclaw::engine::{Dialect, Engine, EngineOptions, VLLM_MOST_TOP};
+use oclaw::stage::Tally;
 use oclaw::teacher_lp::{Asked, ScoreRequest, Scores};
 use oclaw::template::{Chat, Tokenizer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Args;
 use super::keeper::Keeper;
 use super::local::{Local, Policies};
 use crate::answers::Answers;
+use crate::away::Away;
 use crate::common::Context;
 use crate::embedded;
 use crate::report::Failure;
@@ -34,13 +36,16 @@ pub(super) struct Scorer {
     tokenizer_hash: String,
     /// Whether the tokenizer of a policy is ours, by its folder.
     tokenizers: RefCell<HashMap<PathBuf, Result<(), String>>>,
+    /// What servers are tried with.
+    probe: engine::ScoreRequest,
+    away: Away,
 }
 
 /// Where numbers are computed.
 enum Place {
     Folder(PathBuf),
     /// A server, and who it is for the keeper.
-    Engine(Engine, Value),
+    Engine(Engine, RefCell<Value>),
 }
 
 enum Student {
@@ -71,7 +76,7 @@ impl Scorer {
                 let engine = connect(options, args.topk, chat, context).await?;
                 let typed = (url.as_str(), args.engine_model.as_deref());
                 let whom = keeper.answers.of_engine(&engine, typed).await;
-                Place::Engine(engine, whom)
+                Place::Engine(engine, RefCell::new(whom))
             }
             (None, folder) => Place::Folder(folder.clone().unwrap_or_default()),
         };
@@ -93,7 +98,7 @@ impl Scorer {
                 let name = engine.model().unwrap_or_default().to_owned();
                 let typed = (&*url.to_string_lossy(), args.student_model.as_deref());
                 let whom = keeper.answers.of_engine(&engine, typed).await;
-                Student::Fixed(Place::Engine(engine, whom), name)
+                Student::Fixed(Place::Engine(engine, RefCell::new(whom)), name)
             }
             (None, None) => {
                 let policies = args.policy.clone().unwrap_or_default();
@@ -122,6 +127,8 @@ impl Scorer {
             folders: RefCell::default(),
             tokenizer_hash: chat.tokenizer.hash(),
             tokenizers: RefCell::default(),
+            probe: probe(args.topk, chat)?,
+            away: Away::default(),
         })
     }
 
@@ -168,7 +175,7 @@ impl Scorer {
     /// Returns what a place says, or has said before.
     async fn at(&self, place: &Place, request: ScoreRequest) -> Result<Scores, String> {
         let whom = match place {
-            Place::Engine(_, whom) => whom.clone(),
+            Place::Engine(_, whom) => whom.borrow().clone(),
             Place::Folder(folder) => self.whom(folder).await.map_err(|error| error.to_string())?,
         };
         let compute = async |request| self.compute(place, request).await;
@@ -191,7 +198,13 @@ impl Scorer {
             (Place::Engine(engine, _), _) => {
                 let ScoreRequest { ids, start, top_k, chosen, .. } = request;
                 let request = engine::ScoreRequest { ids, start, top_k, chosen };
-                let scores = engine.score(&request).await.map_err(|error| error.to_string())?;
+                let scores = match engine.score(&request).await {
+                    Ok(scores) => scores,
+                    Err(error) => {
+                        self.away.weigh(&error, self.ping(engine)).await;
+                        return Err(error.to_string());
+                    }
+                };
                 Ok(Scores {
                     log_probs: scores.log_probs,
                     top_ids: scores.top_ids,
@@ -201,6 +214,53 @@ impl Scorer {
                 })
             }
         }
+    }
+
+    /// Waits from now on for servers that are away.
+    pub(super) fn wait(&self, most: u32) {
+        self.away.wait(most);
+    }
+
+    /// Does a shard of a followed folder, as long as the servers are there.
+    pub(super) async fn attend(
+        &self,
+        shard: impl Future<Output = anyhow::Result<Tally>>,
+    ) -> anyhow::Result<Result<Tally, String>> {
+        let pings = async {
+            for (engine, _) in self.engines() {
+                self.ping(engine).await?;
+            }
+            Ok(())
+        };
+        if let Err(reason) = self.away.begin(pings).await {
+            return Ok(Err(reason));
+        }
+        self.meter().next_file();
+        // Their weights may be others by now.
+        for (engine, whom) in self.engines() {
+            if let Ok(weights) = engine.weight_version().await {
+                whom.borrow_mut()["weights"] = json!(weights);
+            }
+        }
+        tokio::select! {
+            tally = shard => {
+                self.away.end();
+                Ok(Ok(tally?))
+            }
+            reason = self.away.noticed() => Ok(Err(reason)),
+        }
+    }
+
+    fn engines(&self) -> impl Iterator<Item = (&Engine, &RefCell<Value>)> {
+        let fixed = if let Student::Fixed(place, _) = &self.student { Some(place) } else { None };
+        std::iter::once(&self.teacher).chain(fixed).filter_map(|place| match place {
+            Place::Engine(engine, whom) => Some((engine, whom)),
+            Place::Folder(_) => None,
+        })
+    }
+
+    async fn ping(&self, engine: &Engine) -> Result<(), engine::Error> {
+        engine.score(&self.probe).await.map(|_| ())
     }
 
     /// Refuses a policy with another tokenizer.
@@ -274,10 +334,7 @@ async fn connect(
     context: &Context,
 ) -> anyhow::Result<Engine> {
     let engine = Engine::connect(options).await?;
-    let ids = chat.tokenizer.encode("one two three")?;
-    let chosen = if topk > 0 { ids[1..].to_vec() } else { Vec::new() };
-    let probe = engine::ScoreRequest { ids, start: 1, top_k: topk.into(), chosen };
-    engine.score(&probe).await.map_err(|error| match error {
+    engine.score(&probe(topk, chat)?).await.map_err(|error| match error {
         error @ engine::Error::Unsupported { .. } => anyhow::Error::from(
             Failure::usage(error.to_string())
                 .hint("SGLang, vLLM, `oclaw engine` and a model folder can"),
@@ -291,6 +348,13 @@ async fn connect(
         ));
     }
     Ok(engine)
+}
+
+/// Returns the request that a server is tried with.
+fn probe(topk: u16, chat: &Chat) -> anyhow::Result<engine::ScoreRequest> {
+    let ids = chat.tokenizer.encode("one two three")?;
+    let chosen = if topk > 0 { ids[1..].to_vec() } else { Vec::new() };
+    Ok(engine::ScoreRequest { ids, start: 1, top_k: topk.into(), chosen })
 }
 
 impl Args {

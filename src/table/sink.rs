@@ -22,6 +22,9 @@ use super::provenance::USAGE;
 use super::size::{BATCH_BYTES, pieces, weight};
 use super::{Error, Format, Provenance, Target, Usage, layout, parquet_file, stream};
 
+/// How the name of a shard begins that is not finished.
+pub(super) const SHARD_ASIDE: &str = ".tmp-shard-";
+
 /// Temporary files of all sinks that are not finished.
 static UNFINISHED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
@@ -62,6 +65,7 @@ impl Sink {
         provenance: &Provenance,
     ) -> Result<Self, Error> {
         let (name, output, aside, usual) = match target {
+            Target::Shard(path) => return Self::create_shard(path, schema, provenance),
             Target::Stdout => {
                 let (file, usual) = stdout()?;
                 ("standard output".to_owned(), file, None, usual)
@@ -248,8 +252,12 @@ fn open(path: &Path, existing: Existing) -> io::Result<(File, Option<Aside>, For
         Err(_) => path.to_owned(),
     };
     let folder = folder_of(&target);
+    let prefix = match existing {
+        Existing::Replaced => ".tmp-",
+        Existing::Refused => SHARD_ASIDE,
+    };
     let temporary = tempfile::Builder::new()
-        .prefix(".tmp-")
+        .prefix(prefix)
         // What the umask leaves of it, as for any other file.
         .permissions(fs::Permissions::from_mode(0o666))
         .tempfile_in(&folder)

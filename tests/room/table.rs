@@ -1,6 +1,7 @@
 //! The door: formats, broken files, folders, atomic output.
 
 mod broken;
+mod follow;
 mod output;
 
 use std::path::{Path, PathBuf};

@@ -1,0 +1,155 @@
+//! A folder of shards that somebody else fills, looked at again and again: which
+//! shards are to be done now, and a claim on the folder that they are done into.
+//!
+//! It is looked at by reading it, which works on every file system. Nothing in
+//! here waits: the caller asks again when it likes. A shard that vanishes or is
+//! replaced while it is looked at is no error.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Metadata, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::Error;
+use super::parquet_file::ParquetFile;
+use super::sink::SHARD_ASIDE;
+
+/// A finished shard of a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shard {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its name in the folder.
+    pub name: OsString,
+    /// Tells it from another file that takes its name later.
+    pub stamp: Stamp,
+}
+
+/// What changes when a file is written or replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    inode: u64,
+    length: u64,
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    fn of(facts: &Metadata) -> Self {
+        Self {
+            inode: facts.ino(),
+            length: facts.len(),
+            modified: (facts.mtime(), facts.mtime_nsec()),
+        }
+    }
+}
+
+/// A folder that is followed.
+#[derive(Debug)]
+pub struct Follow {
+    folder: PathBuf,
+    /// First `created_at` of the shards that were not done when last looked at.
+    first: HashMap<OsString, (Stamp, Option<i64>)>,
+}
+
+impl Follow {
+    /// Starts to follow a folder, which need not be there yet.
+    pub fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), first: HashMap::new() }
+    }
+
+    /// Returns the shards that are not done, ordered by their first `created_at`
+    /// and name. Those that tell no time, for they are empty or broken, come last.
+    pub fn due(&mut self, done: &dyn Fn(&Shard) -> bool) -> Result<Vec<Shard>, Error> {
+        let mut due = Vec::new();
+        for name in shard_names(&self.folder)? {
+            let path = self.folder.join(&name);
+            let Ok(facts) = fs::metadata(&path) else { continue };
+            let shard = Shard { path, name, stamp: Stamp::of(&facts) };
+            if facts.is_file() && !done(&shard) {
+                due.push(shard);
+            }
+        }
+        let mut first = HashMap::new();
+        for Shard { path, name, stamp } in &due {
+            let known = self.first.get(name).filter(|(of, first)| of == stamp && first.is_some());
+            let at = known.map_or_else(|| first_created_at(path), |(_, first)| *first);
+            first.insert(name.clone(), (*stamp, at));
+        }
+        self.first = first;
+        let at = |shard: &Shard| self.first.get(&shard.name).and_then(|(_, first)| *first);
+        due.sort_by_cached_key(|shard| (at(shard).is_none(), at(shard), shard.name.clone()));
+        Ok(due)
+    }
+}
+
+/// Returns the names of the finished shards of a folder.
+pub fn shard_names(folder: &Path) -> Result<HashSet<OsString>, Error> {
+    let read = |source| Error::Read { name: folder.display().to_string(), source };
+    let mut found = HashSet::new();
+    for entry in fs::read_dir(folder).map_err(read)? {
+        let name = entry.map_err(read)?.file_name();
+        if is_shard(&name) {
+            found.insert(name);
+        }
+    }
+    Ok(found)
+}
+
+/// Names that start with a dot are unfinished, or bookkeeping.
+fn is_shard(name: &OsStr) -> bool {
+    let bytes = name.as_encoded_bytes();
+    bytes.ends_with(b".parquet") && !bytes.starts_with(b".")
+}
+
+/// What cannot be read tells no time; whoever does the shard says what is wrong.
+fn first_created_at(path: &Path) -> Option<i64> {
+    let file = File::open(path).ok()?;
+    let parquet = ParquetFile::open(&path.display().to_string(), Arc::new(file)).ok()?;
+    parquet.first_created_at().ok()?
+}
+
+/// A folder that this process alone puts shards into. The system ends the claim
+/// with the process, however that ends.
+#[derive(Debug)]
+pub struct Claim {
+    _lock: File,
+}
+
+impl Claim {
+    /// Claims a folder, making it if need be, and removes what a killed process
+    /// has left in it unfinished.
+    pub fn take(folder: &Path) -> Result<Self, Error> {
+        let write = |path: &Path, source| Error::Write { name: path.display().to_string(), source };
+        fs::create_dir_all(folder).map_err(|source| write(folder, source))?;
+        let path = folder.join(".lock");
+        let lock = File::options().create(true).append(true).open(&path);
+        let lock = lock.map_err(|source| write(&path, source))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::InUse { name: folder.display().to_string() });
+            }
+            Err(TryLockError::Error(source)) => return Err(write(&path, source)),
+        }
+        discard_abandoned(folder).map_err(|source| write(folder, source))?;
+        Ok(Self { _lock: lock })
+    }
+}
+
+/// Whoever writes shards here holds the lock, so that what has the name of an
+/// unfinished one now belongs to nobody.
+fn discard_abandoned(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        if name.as_encoded_bytes().starts_with(SHARD_ASIDE.as_bytes()) {
+            match fs::remove_file(folder.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! What a followed folder has to do, and who may write where.
+
+use std::fs;
+use std::path::Path;
+
+use oclaw::table::{Claim, Error, Follow, Format, Shard, shard_names};
+use oclaw::trajectory::Turn;
+use oclaw::trajectory::turn::Micros;
+
+use super::{SERVE, folder};
+use crate::forge::{captured, write};
+
+fn at(folder: &Path, name: &str, instant: i64) {
+    let turn = Turn { created_at: Micros(instant), ..captured(name, 1) };
+    write(&folder.join(name), Format::Parquet, SERVE, &[turn]);
+}
+
+fn names(due: &[Shard]) -> Vec<String> {
+    due.iter().map(|shard| shard.name.to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn shards_come_in_the_order_of_their_turns() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name);
+    let mut follow = Follow::new(folder.path());
+    assert!(follow.due(&|_| false).unwrap().is_empty());
+    for (name, instant) in [("b.parquet", 2), ("a.parquet", 3), ("d.parquet", 2), ("c.parquet", 9)]
+    {
+        at(folder.path(), name, instant);
+    }
+    at(folder.path(), ".tmp-shard-x.parquet", 1);
+    at(folder.path(), "e.arrow", 1);
+    fs::create_dir(path("f.parquet")).unwrap();
+    // It vanished after its name was read.
+    std::os::unix::fs::symlink("nowhere", path("g.parquet")).unwrap();
+    // It is being written by somebody who does not rename.
+    let whole = fs::read(path("a.parquet")).unwrap();
+    fs::write(path("0.parquet"), &whole[..whole.len() / 2]).unwrap();
+    let due = follow.due(&|_| false).unwrap();
+    assert_eq!(names(&due), ["b.parquet", "d.parquet", "a.parquet", "c.parquet", "0.parquet"]);
+    let broken = due[4].clone();
+    let mut left = follow.due(&|shard| shard.name != "0.parquet" || *shard == broken).unwrap();
+    assert!(left.is_empty());
+    // Written to its end it is another file.
+    fs::write(path("0.parquet"), &whole).unwrap();
+    left = follow.due(&|shard| *shard == broken || shard.name == "b.parquet").unwrap();
+    assert_eq!(names(&left), ["d.parquet", "0.parquet", "a.parquet", "c.parquet"]);
+    drop(fs::remove_file(path("d.parquet")));
+    assert_eq!(names(&follow.due(&|_| false).unwrap())[..2], ["b.parquet", "0.parquet"]);
+    assert!(shard_names(folder.path()).unwrap().contains(std::ffi::OsStr::new("c.parquet")));
+    assert!(matches!(Follow::new(&path("none")).due(&|_| false), Err(Error::Read { .. })));
+}
+
+#[test]
+fn a_folder_has_one_claim_and_it_clears_away_what_is_nobodys() {
+    let folder = folder();
+    let out = folder.path().join("made/on/the/way");
+    let claim = Claim::take(&out).unwrap();
+    let named = out.display().to_string();
+    assert!(matches!(Claim::take(&out), Err(Error::InUse { name }) if name == named));
+    drop(claim);
+    for name in [".tmp-shard-1", ".tmp-other", "a.parquet"] {
+        fs::write(out.join(name), "").unwrap();
+    }
+    Claim::take(&out).unwrap();
+    let mut left: Vec<_> =
+        fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, [".lock", ".tmp-other", "a.parquet"]);
+}
