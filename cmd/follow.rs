@@ -240,9 +240,8 @@ impl Run<'_> {
     fn due(&mut self) -> Vec<Shard> {
         let listed = &self.listed;
         let due = shard_names(self.route.output).and_then(|done| {
-            let is_done =
-                |it: &Shard| done.contains(&it.name) || listed.get(&it.name) == Some(&it.stamp);
-            self.follow.due(&is_done)
+            let given_up = |it: &Shard| listed.get(&it.name) == Some(&it.stamp);
+            self.follow.due(&|name| done.contains(name), &given_up)
         });
         match due {
             Ok(due) => {

@@ -191,7 +191,7 @@ fn write(args: &Args, turns: &[Turn], provenance: &Provenance) -> anyhow::Result
     }
     sink.finish()?;
     Ok(match target {
-        Target::Path(path) => path.display().to_string(),
+        Target::Path(path) | Target::Shard(path) => path.display().to_string(),
         Target::Stdout => "standard output".to_owned(),
     })
 }

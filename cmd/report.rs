@@ -402,6 +402,11 @@ pub(crate) fn is_away(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|cause| cause.downcast_ref()).any(engine::Error::is_transient)
 }
 
+/// Returns whether only the user can put an error right.
+pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
+    classify(error).0 == Kind::Usage
+}
+
 /// Returns the messages of an error and its causes, each once: some errors tell
 /// their cause in their own message.
 pub(crate) fn told(error: &anyhow::Error) -> String {

@@ -1,5 +1,7 @@
 //! `oclaw sync-weights`.
 
+mod follow;
+
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +13,8 @@ use oclaw::sync::{self, Lock, Policy, Rollback, Tried};
 
 use crate::common::Context;
 use crate::embedded;
-use crate::report::Exit;
+use crate::follow::interval;
+use crate::report::{Exit, Failure};
 use crate::units;
 use crate::visible::visible;
 
@@ -38,11 +41,24 @@ use crate::visible::visible;
 /// resumes from the older policy, its optimiser and its ledger: turns that only the
 /// withdrawn one had trained may be trained again, and its number is not used again.
 /// While a trainer is at work there, nothing is rolled back.
+///
+/// `--follow RUN/policy` looks at the folder's `latest` every `--poll`, and at the
+/// servers: a policy that one of them lacks is pushed, also after it was started
+/// anew. A server that is away is waited for. A policy that is refused twice is
+/// named and skipped until `latest` moves. The first signal ends the run, after
+/// the push at hand, with exit code 0. With `--require-gate` the receipt of each
+/// policy is waited for.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder of the policy, or its `latest`
-    #[arg(value_name = "POLICY")]
-    policy: PathBuf,
+    #[arg(value_name = "POLICY", required_unless_present = "follow")]
+    policy: Option<PathBuf>,
+    /// Push what `latest` of this folder names, whenever it moves, until a signal
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["policy", "version", "receipt", "rollback", "force"])]
+    follow: Option<PathBuf>,
+    /// How often to look; what failed waits twice as long each time, a minute at most
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval)]
+    poll: Duration,
     /// Address of a server; may be given several times
     #[arg(long, value_name = "URL", required = true)]
     engine: Vec<String>,
@@ -83,21 +99,36 @@ pub(crate) struct Args {
 
 /// Pushes the policy.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    let given = match (&args.follow, &args.policy) {
+        (Some(folder), None) => return context.block_on(follow::follow(&args, context, folder)),
+        (None, Some(policy)) => policy,
+        // The parser lets just one of them through, but for those of a file.
+        _ => return Err(Failure::usage("give either POLICY or `--follow FOLDER`").into()),
+    };
     let back = match args.rollback {
-        true => Some(Rollback::plan(&args.policy)?),
+        true => Some(Rollback::plan(given)?),
         false => None,
     };
     let policy = match &back {
         Some(back) => back.to.clone(),
-        None => Policy::resolve(&args.policy, args.version.as_deref())?,
+        None => Policy::resolve(given, args.version.as_deref())?,
     };
     if args.require_gate {
         sync::require_gate(&policy, args.receipt.as_deref())?;
     }
     let tried = RefCell::new(Vec::new());
-    let outcome = context.block_on(push(&args, context, (&policy, back.as_ref()), &|part| {
-        tried.borrow_mut().push(part);
-    }));
+    let outcome = context.block_on(async {
+        let servers = connect(&args, context).await?;
+        // The lock file is made once everybody has been found.
+        let _lock = Lock::take(&policy, Duration::from_secs(args.wait)).await?;
+        let pushed =
+            push(args.force, &policy, &servers, &|part| tried.borrow_mut().push(part)).await?;
+        if let Some(back) = &back {
+            // Under the same lock: no other push comes between.
+            back.commit()?;
+        }
+        anyhow::Ok(pushed)
+    });
     if !tried.borrow().is_empty() {
         context.conclude(table(&tried.borrow()));
     }
@@ -113,12 +144,26 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-async fn push(
-    args: &Args,
-    context: &Context,
-    (policy, back): (&Policy, Option<&Rollback>),
-    watch: &dyn Fn(Tried),
-) -> anyhow::Result<usize> {
+/// Whom a policy is handed to, and who is told.
+struct Servers {
+    engines: Vec<Engine>,
+    proxies: Vec<Engine>,
+}
+
+impl Servers {
+    /// Returns whether one of them carries another version.
+    async fn lack(&self, version: &str) -> anyhow::Result<bool> {
+        for engine in &self.engines {
+            if engine.model_info().await?.weight_version.as_deref() != Some(version) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Finds the servers.
+async fn connect(args: &Args, context: &Context) -> anyhow::Result<Servers> {
     let engine_key = embedded::key(&context.command, args.engine_key_file.as_deref())?;
     let proxy_key = embedded::key("sync-weights-proxy", args.proxy_key_file.as_deref())?;
     let options = |url: &String, key| {
@@ -139,15 +184,17 @@ async fn push(
         options.dialect = Some(oclaw::engine::Dialect::Generic);
         proxies.push(Engine::attach(options).await?);
     }
-    // The lock file is made once everybody has been found.
-    let _lock = Lock::take(policy, Duration::from_secs(args.wait)).await?;
-    let options = sync::Options { force: args.force };
-    let pushed = sync::push(policy, &engines, &proxies, options, watch).await?;
-    if let Some(back) = back {
-        // Under the same lock: no other push comes between.
-        back.commit()?;
-    }
-    Ok(pushed)
+    Ok(Servers { engines, proxies })
+}
+
+/// Pushes a policy. The caller holds the lock.
+async fn push(
+    force: bool,
+    policy: &Policy,
+    Servers { engines, proxies }: &Servers,
+    watch: &dyn Fn(Tried),
+) -> anyhow::Result<usize> {
+    Ok(sync::push(policy, engines, proxies, sync::Options { force }, watch).await?)
 }
 
 fn table(tried: &[Tried]) -> Table {

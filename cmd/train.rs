@@ -3,18 +3,23 @@
 #[cfg(feature = "torch")]
 mod checks;
 #[cfg(feature = "torch")]
+mod follow;
+#[cfg(feature = "torch")]
 mod metrics_file;
 #[cfg(feature = "torch")]
 mod steps;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::ValueEnum;
 
 use crate::advantage::MethodArgs;
 use crate::common::Context;
 use crate::files::Inputs;
+use crate::follow::FollowArgs;
 use crate::report::Exit;
+use crate::units;
 
 /// Make the next policy of a batch of turns.
 ///
@@ -26,6 +31,15 @@ use crate::report::Exit;
 ///
 /// Without `--batch-turns` everything read is one batch and one step. With it,
 /// full batches are trained and the rest is reported and stays for another run.
+///
+/// `--follow FOLDER` takes the turns of shards as they come, in order, and makes a
+/// step of every `--batch-turns` (16) that can be trained, or of what there is
+/// when the first of them has waited for `--max-wait`. The rest stays for the next
+/// step. Turns that the ledger has, trained or refused, are passed over, so that a
+/// run that was killed goes on where it was. A shard that cannot be read is tried
+/// again, then listed in OUT/failed.jsonl until the next start. The first signal
+/// ends the run after the step at hand, with exit code 0; the second at once, and
+/// no half policy has a name.
 ///
 /// Loss per response token: max(-ratio A, -clip(ratio, 1 - low, 1 + high) A), at
 /// most -c A for negative A (`--dual-clip c`), ratio = exp(lc - lo); times the
@@ -79,6 +93,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
+    following: FollowArgs,
+    #[command(flatten)]
     method: MethodArgs,
     /// Folder of the start model
     #[arg(long, value_name = "DIR")]
@@ -86,9 +102,12 @@ pub(crate) struct Args {
     /// Folder of the policies
     #[arg(long, value_name = "OUT")]
     out: PathBuf,
-    /// Turns per step [default: all]
+    /// Turns per step [default: all; 16 with --follow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     batch_turns: Option<u64>,
+    /// How long the first turn of a step waits for the others; 0 for not at all [default: for ever]
+    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    max_wait: Option<Duration>,
     /// Updates on each batch, its old log-probs held
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,

@@ -5,7 +5,7 @@
 //! [`gradients`] packs the samples and runs the loss through the model,
 //! [`AdamW`] moves the weights, and the new policy is written as one unit with
 //! the optimiser's state and the ledger of turns. Absent on purpose: LoRA,
-//! schedules, following a folder, devices other than the CPU.
+//! schedules, devices other than the CPU.
 
 mod adamw;
 mod checkpoint;

@@ -9,7 +9,6 @@ use oclaw::template::Tokenizer;
 use oclaw::trajectory::Turn;
 
 use super::Args;
-use crate::common::Context;
 use crate::report::Failure;
 
 /// The stages that the estimator stands on must have run.
@@ -44,12 +43,12 @@ pub(super) fn check_topk(queue: &VecDeque<Turn>, method: &Method) -> Result<(), 
 pub(super) fn check_estimator(
     source: &Source,
     own: Estimator,
-    context: &Context,
+    say: &mut dyn FnMut(String),
 ) -> Result<(), Failure> {
     let made = source.provenance().lines.iter().rev().find(|line| line.command == "advantage");
     let Some(made) = made.and_then(|line| stated_estimator(&line.argv)) else {
         if own.shapes_rewards() {
-            context.say(format!("warning: the table does not say whether `{own}` made it"));
+            say(format!("warning: the table does not say whether `{own}` made it"));
         }
         return Ok(());
     };
@@ -65,7 +64,7 @@ pub(super) fn check_estimator(
         true => ": its reward part stays as it is",
         false => "",
     };
-    context.say(format!("the table was made with `{made}`, training is with `{own}`{reads}"));
+    say(format!("the table was made with `{made}`, training is with `{own}`{reads}"));
     Ok(())
 }
 

@@ -9,12 +9,13 @@ use oclaw::health::{self, Answer, Evidence, Step, Survey};
 use oclaw::loss::{Clip, HintSelection, KlKind, Reduction, SubsetIds};
 use oclaw::model::Dtype;
 use oclaw::train::{
-    Admission, Distillation, Importance, Metrics, OldLogProbs, Options, Rates, Terms, Trained,
-    Trainer,
+    Admission, Distillation, Fault, Importance, Metrics, OldLogProbs, Options, Rates, Terms,
+    Trained, Trainer,
 };
 use oclaw::trajectory::Turn;
 
 use super::checks;
+use super::follow;
 use super::metrics_file::MetricsFile;
 use super::{
     Args, DistillationArgs, DtypeName, ImportanceName, KlName, LossArgs, OldName, OptimizerArgs,
@@ -31,16 +32,22 @@ use crate::visible::visible;
 const WIDE_GAP: f64 = 0.1;
 
 /// Broken rows named one by one; of the others only the count is told.
-const NAMED: usize = 10;
+pub(super) const NAMED: usize = 10;
 
 /// Share of changed weights below which most of a step is lost in rounding.
 const TINY_CHANGE: f64 = 0.05;
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Exit> {
+    if let Some(folder) = args.following.folder()? {
+        return follow::run(args, context, folder);
+    }
+    if args.max_wait.is_some() {
+        return Err(Failure::usage("`--max-wait` goes with `--follow`").into());
+    }
     let mut source = args.inputs.open()?;
     let method = args.method.method();
     checks::check_columns(&source, &method)?;
-    checks::check_estimator(&source, method.estimator, context)?;
+    checks::check_estimator(&source, method.estimator, &mut |text| context.say(text))?;
     checks::check_tokenizer(&source, args)?;
     let mut trainer = Trainer::open(options(args, context, &method))?;
     let mut metrics = args.metrics.as_deref().map(MetricsFile::open).transpose()?;
@@ -99,7 +106,7 @@ fn steps(
     Ok(done)
 }
 
-fn options(args: &Args, context: &Context, method: &Method) -> Options {
+pub(super) fn options(args: &Args, context: &Context, method: &Method) -> Options {
     let mut version_aliases = BTreeMap::from([("default".to_owned(), 0)]);
     version_aliases.extend(args.version_alias.iter().cloned());
     Options {
@@ -218,7 +225,7 @@ fn settings(args: &Args, method: &Method) -> serde_json::Value {
     })
 }
 
-fn announce(trainer: &Trainer, args: &Args, context: &Context) {
+pub(super) fn announce(trainer: &Trainer, args: &Args, context: &Context) {
     let step = trainer.step();
     let served = trainer.dtype();
     context.say(match step {
@@ -251,8 +258,7 @@ fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Ex
         context.say(format!("not trained: {count} turns: {}", visible(reason)));
     }
     for fault in faults.iter().take(NAMED) {
-        let (turn, problem) = (visible(&fault.turn_id), visible(&fault.problem));
-        context.say(format!("turn {turn}: {problem}"));
+        tell_fault(fault, context);
     }
     if faults.len() > NAMED {
         context.say(format!("and {} more broken rows", faults.len() - NAMED));
@@ -275,7 +281,13 @@ fn health(trained: &[Trained]) -> anyhow::Result<[Answer; 3]> {
     Ok(health::answers(&Evidence { survey: &Survey::default(), steps: &steps }))
 }
 
-fn warn(metrics: &Metrics, context: &Context) {
+/// Names a broken row.
+pub(super) fn tell_fault(fault: &Fault, context: &Context) {
+    let (turn, problem) = (visible(&fault.turn_id), visible(&fault.problem));
+    context.say(format!("turn {turn}: {problem}"));
+}
+
+pub(super) fn warn(metrics: &Metrics, context: &Context) {
     let warn = |text: String| context.say(format!("warning: step {}: {text}", metrics.step));
     if let Some(gap) = metrics.log_prob_gap.filter(|gap| *gap > WIDE_GAP) {
         warn(format!(
@@ -307,7 +319,7 @@ fn warn(metrics: &Metrics, context: &Context) {
     }
 }
 
-fn table(trained: &Trained) -> Table {
+pub(super) fn table(trained: &Trained) -> Table {
     let metrics = &trained.metrics;
     let mut table = asking::closing_table();
     let mut row = |name: &str, value: String| {

@@ -60,15 +60,20 @@ impl Follow {
         Self { folder: folder.to_owned(), first: HashMap::new() }
     }
 
-    /// Returns the shards that are not done, ordered by their first `created_at`
-    /// and name. Those that tell no time, for they are empty or broken, come last.
-    pub fn due(&mut self, done: &dyn Fn(&Shard) -> bool) -> Result<Vec<Shard>, Error> {
+    /// Returns the shards that are neither done, by their names, nor `given_up` as
+    /// they are, ordered by their first `created_at` and name. Those that tell no
+    /// time, for they are empty or broken, come last.
+    pub fn due(
+        &mut self,
+        done: &dyn Fn(&OsStr) -> bool,
+        given_up: &dyn Fn(&Shard) -> bool,
+    ) -> Result<Vec<Shard>, Error> {
         let mut due = Vec::new();
-        for name in shard_names(&self.folder)? {
+        for name in shard_names(&self.folder)?.into_iter().filter(|name| !done(name)) {
             let path = self.folder.join(&name);
             let Ok(facts) = fs::metadata(&path) else { continue };
             let shard = Shard { path, name, stamp: Stamp::of(&facts) };
-            if facts.is_file() && !done(&shard) {
+            if facts.is_file() && !given_up(&shard) {
                 due.push(shard);
             }
         }

@@ -192,7 +192,7 @@ pub(super) fn check(target: &Target) -> Result<(), Error> {
     match target {
         Target::Stdout if io::stdout().is_terminal() => Err(Error::StdoutTerminal),
         Target::Stdout => Ok(()),
-        Target::Path(path) => {
+        Target::Path(path) | Target::Shard(path) => {
             let problem = match path.is_dir() {
                 true => Some(io::ErrorKind::IsADirectory.into()),
                 // The system says what is wrong with a folder that is none.

@@ -129,6 +129,11 @@ impl Trainer {
         &self.faults
     }
 
+    /// Returns the broken rows met since the last call, and forgets them.
+    pub fn take_faults(&mut self) -> Vec<Fault> {
+        std::mem::take(&mut self.faults)
+    }
+
     /// Returns what the reader of the run should know.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -143,7 +148,18 @@ impl Trainer {
     /// not given) can be trained. Rows that cannot are noted and dropped; if the
     /// queue ends early, what was found is returned all the same.
     pub fn collect(&mut self, queue: &mut VecDeque<Turn>, wanted: Option<usize>) -> Vec<Sample> {
-        let mut samples: Vec<Sample> = Vec::new();
+        let mut samples = Vec::new();
+        self.collect_into(&mut samples, queue, wanted);
+        samples
+    }
+
+    /// Likewise adds to what was collected before and has not been trained.
+    pub fn collect_into(
+        &mut self,
+        samples: &mut Vec<Sample>,
+        queue: &mut VecDeque<Turn>,
+        wanted: Option<usize>,
+    ) {
         while wanted.is_none_or(|wanted| samples.len() < wanted) {
             let Some(turn) = queue.pop_front() else { break };
             let twice = samples.iter().any(|sample| sample.turn_id == turn.turn_id);
@@ -156,7 +172,6 @@ impl Trainer {
                 Err(refusal) => self.refuse(&turn.turn_id, refusal),
             }
         }
-        samples
     }
 
     fn refuse(&mut self, turn_id: &str, refusal: Refusal) {

@@ -1,6 +1,10 @@
 //! `--follow`: shards that come while a stage runs, shards that fail, engines
 //! that go away, signals, kills and restarts.
 
+mod sync;
+#[cfg(feature = "torch")]
+mod train;
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -85,6 +89,9 @@ fn turns_of(session: &str, second: i64, turns: u32) -> Vec<Turn> {
     let turn = |number: u32| Turn {
         created_at: Micros((second + i64::from(number)) * 1_000_000),
         finished_at: Micros((second + i64::from(number)) * 1_000_000 + 1),
+        next_state: Some(
+            json!([{"role": "user", "content": format!("No, {session} {number}.")}]).to_string(),
+        ),
         ..captured(session, number)
     };
     (1..=turns).map(turn).collect()

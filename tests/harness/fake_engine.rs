@@ -151,6 +151,11 @@ impl FakeEngine {
         self.inside(|inside| inside.version.clone())
     }
 
+    /// Carries the version of a fresh start again.
+    pub(crate) fn restart(&self) {
+        self.inside(|inside| inside.version = Some("default".to_owned()));
+    }
+
     /// Forgets the requests so far.
     pub(crate) fn forget(&self) {
         self.inside(|inside| inside.seen.clear());

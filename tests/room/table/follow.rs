@@ -24,7 +24,7 @@ fn shards_come_in_the_order_of_their_turns() {
     let folder = folder();
     let path = |name: &str| folder.path().join(name);
     let mut follow = Follow::new(folder.path());
-    assert!(follow.due(&|_| false).unwrap().is_empty());
+    assert!(follow.due(&|_| false, &|_| false).unwrap().is_empty());
     for (name, instant) in [("b.parquet", 2), ("a.parquet", 3), ("d.parquet", 2), ("c.parquet", 9)]
     {
         at(folder.path(), name, instant);
@@ -37,19 +37,25 @@ fn shards_come_in_the_order_of_their_turns() {
     // It is being written by somebody who does not rename.
     let whole = fs::read(path("a.parquet")).unwrap();
     fs::write(path("0.parquet"), &whole[..whole.len() / 2]).unwrap();
-    let due = follow.due(&|_| false).unwrap();
+    let due = follow.due(&|_| false, &|_| false).unwrap();
     assert_eq!(names(&due), ["b.parquet", "d.parquet", "a.parquet", "c.parquet", "0.parquet"]);
     let broken = due[4].clone();
-    let mut left = follow.due(&|shard| shard.name != "0.parquet" || *shard == broken).unwrap();
+    let mut left = follow.due(&|name| name != "0.parquet", &|shard| *shard == broken).unwrap();
     assert!(left.is_empty());
     // Written to its end it is another file.
     fs::write(path("0.parquet"), &whole).unwrap();
-    left = follow.due(&|shard| *shard == broken || shard.name == "b.parquet").unwrap();
+    left = follow.due(&|name| name == "b.parquet", &|shard| *shard == broken).unwrap();
     assert_eq!(names(&left), ["d.parquet", "0.parquet", "a.parquet", "c.parquet"]);
     drop(fs::remove_file(path("d.parquet")));
-    assert_eq!(names(&follow.due(&|_| false).unwrap())[..2], ["b.parquet", "0.parquet"]);
+    assert_eq!(
+        names(&follow.due(&|_| false, &|_| false).unwrap())[..2],
+        ["b.parquet", "0.parquet"]
+    );
     assert!(shard_names(folder.path()).unwrap().contains(std::ffi::OsStr::new("c.parquet")));
-    assert!(matches!(Follow::new(&path("none")).due(&|_| false), Err(Error::Read { .. })));
+    assert!(matches!(
+        Follow::new(&path("none")).due(&|_| false, &|_| false),
+        Err(Error::Read { .. })
+    ));
 }
 
 #[test]

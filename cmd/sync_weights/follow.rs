@@ -1,0 +1,166 @@
+//! `oclaw sync-weights --follow`: each policy as `latest` moves to it.
+
+use std::cell::RefCell;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use oclaw::sync::{self, Lock, Policy};
+use tokio::sync::watch;
+
+use super::{Args, Servers, push, table};
+use crate::common::Context;
+use crate::follow::{longer, sleep};
+use crate::report::{self, Exit, Failure};
+
+/// So many times a policy is refused until nobody offers it any more.
+const REFUSALS: u32 = 2;
+
+pub(super) async fn follow(args: &Args, context: &Context, folder: &Path) -> anyhow::Result<Exit> {
+    if !folder.is_dir() {
+        let problem = format!("there is no folder `{}` to follow", folder.display());
+        return Err(Failure::usage(problem)
+            .hint("make it, if its policies are still to come")
+            .into());
+    }
+    // The first signal ends the run between two pushes: no server stays held.
+    let signal = context.drain_on_signal();
+    let mut run = Run {
+        args,
+        context,
+        folder,
+        signal,
+        servers: None,
+        served: None,
+        refused: None,
+        said: None,
+        pause: args.poll,
+    };
+    while !*run.signal.borrow() {
+        let time = match run.look().await {
+            Ok(()) => {
+                (run.pause, run.said) = (args.poll, None);
+                args.poll
+            }
+            Err(error) => run.weigh(error)?,
+        };
+        if !sleep(&run.signal, time).await {
+            break;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// A run under way.
+struct Run<'a> {
+    args: &'a Args,
+    context: &'a Context,
+    folder: &'a Path,
+    signal: watch::Receiver<bool>,
+    /// The servers, once all of them have been found.
+    servers: Option<Servers>,
+    /// The version that all of them, and the proxies, were told of last.
+    served: Option<String>,
+    /// The version that was refused last, and how often.
+    refused: Option<(String, u32)>,
+    /// What is wrong, as it was said.
+    said: Option<String>,
+    pause: Duration,
+}
+
+impl Run<'_> {
+    /// Pushes the policy that `latest` names, if a server lacks it.
+    async fn look(&mut self) -> anyhow::Result<()> {
+        let latest = self.folder.join("latest");
+        // No step has been made yet, or the folder is away.
+        if let Err(error) = latest.symlink_metadata()
+            && error.kind() == io::ErrorKind::NotFound
+        {
+            return Ok(());
+        }
+        let policy = Policy::resolve(&latest, None)?;
+        match &self.refused {
+            Some((version, REFUSALS..)) if *version == policy.version => return Ok(()),
+            Some((version, _)) if *version != policy.version => self.refused = None,
+            _ => {}
+        }
+        let servers = match self.servers.take() {
+            Some(servers) => servers,
+            None => super::connect(self.args, self.context).await?,
+        };
+        let servers = self.servers.insert(servers);
+        if self.served.as_ref() == Some(&policy.version) && !servers.lack(&policy.version).await? {
+            return Ok(());
+        }
+        if self.args.require_gate {
+            sync::require_gate(&policy, None)?;
+        }
+        // Another push is waited for like a server.
+        let _lock = Lock::take(&policy, Duration::ZERO).await?;
+        let tried = RefCell::new(Vec::new());
+        let watch = |part| tried.borrow_mut().push(part);
+        let pushed = push(false, &policy, servers, &watch).await;
+        let version = policy.version;
+        match pushed {
+            Ok(count) => {
+                let all = self.args.engine.len();
+                self.context.say(match count {
+                    0 => format!("version {version} is served already"),
+                    _ => {
+                        self.context.conclude(table(&tried.into_inner()));
+                        format!("version {version} pushed to {count} of {all}")
+                    }
+                });
+                self.served = Some(version);
+                self.refused = None;
+                Ok(())
+            }
+            Err(error) => {
+                if is_refusal(&error) {
+                    self.context.conclude(table(&tried.into_inner()));
+                    self.refuse(version);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn refuse(&mut self, version: String) {
+        let times = self.refused.as_ref().map_or(0, |(_, times)| *times) + 1;
+        self.refused = Some((version, times));
+    }
+
+    /// Says what is wrong, once, and returns how long to wait. Errors with what
+    /// only the user can put right.
+    fn weigh(&mut self, error: anyhow::Error) -> anyhow::Result<Duration> {
+        // A receipt may still come.
+        let gate = matches!(error.downcast_ref(), Some(sync::Error::Gate { .. }));
+        if report::is_usage(&error) && !gate {
+            return Err(error);
+        }
+        let told = report::told(&error);
+        match &self.refused {
+            _ if !is_refusal(&error) => {
+                if self.said.as_ref() != Some(&told) {
+                    self.context.say(format!("{told}: waiting for it"));
+                    self.said = Some(told);
+                }
+            }
+            Some((version, times @ REFUSALS..)) => self.context.say(format!(
+                "{told}: version {version} was refused {times} times and is skipped until `latest` moves"
+            )),
+            _ => self.context.say(format!("{told}: trying again")),
+        }
+        let pause = self.pause;
+        self.pause = longer(pause);
+        Ok(pause)
+    }
+}
+
+/// Returns whether a server would not have the policy.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    let said = error.downcast_ref();
+    matches!(said, Some(sync::Error::Engine { .. } | sync::Error::OtherVersion { .. }))
+        && !report::is_away(error)
+        && !report::is_usage(error)
+}

@@ -1,0 +1,274 @@
+//! `oclaw train --follow`: steps as shards arrive.
+//!
+//! The ledger of the newest policy says what became of each turn, so that a run
+//! that was killed goes on where it was: shards are read again from the first,
+//! and turns that the ledger has are passed over. Within a run a shard is read
+//! once.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use oclaw::advantage::Method;
+use oclaw::table::{Follow, Shard, Source, Stamp};
+use oclaw::train::{Sample, Trainer};
+use oclaw::trajectory::Turn;
+use tokio::sync::watch;
+
+use super::metrics_file::MetricsFile;
+use super::{Args, checks, steps};
+use crate::common::Context;
+use crate::follow::{Failures, longer, sleep};
+use crate::report::{self, Exit, Failure};
+use crate::visible::visible;
+
+/// Turns per step unless the user says otherwise.
+const BATCH_TURNS: u64 = 16;
+
+pub(super) fn run(args: &Args, context: &Context, folder: &Path) -> anyhow::Result<Exit> {
+    if !args.inputs.inputs.is_empty() {
+        let problem = "`--follow` reads one folder and nothing beside it";
+        let remedy = "leave the inputs out, or leave `--follow` out";
+        return Err(Failure::usage(problem).hint(remedy).into());
+    }
+    // The first signal ends the run between two steps.
+    let signal = context.drain_on_signal();
+    let method = args.method.method();
+    let trainer = Trainer::open(steps::options(args, context, &method))?;
+    let metrics = args.metrics.as_deref().map(MetricsFile::open).transpose()?;
+    steps::announce(&trainer, args, context);
+    let mut run = Run {
+        args,
+        context,
+        method,
+        signal,
+        trainer,
+        metrics,
+        follow: Follow::new(folder),
+        read: HashSet::new(),
+        listed: HashMap::new(),
+        queue: VecDeque::new(),
+        samples: Vec::new(),
+        since: None,
+        counts: Counts::default(),
+        said: HashSet::new(),
+    };
+    run.steps()?;
+    Ok(run.close())
+}
+
+/// A run under way.
+struct Run<'a> {
+    args: &'a Args,
+    context: &'a Context,
+    method: Method,
+    signal: watch::Receiver<bool>,
+    trainer: Trainer,
+    metrics: Option<MetricsFile>,
+    follow: Follow,
+    /// Shards of which every turn was taken.
+    read: HashSet<OsString>,
+    /// Shards that failed for good, as they were then.
+    listed: HashMap<OsString, Stamp>,
+    /// Turns of the shard at hand that nobody has looked at.
+    queue: VecDeque<Turn>,
+    /// What waits for a full batch.
+    samples: Vec<Sample>,
+    /// When the first of them came.
+    since: Option<Instant>,
+    counts: Counts,
+    /// What is said once and not of every shard.
+    said: HashSet<String>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    shards: u64,
+    listed: u64,
+    steps: u64,
+    /// Turns that the ledger had.
+    known: u64,
+    faults: usize,
+}
+
+impl Run<'_> {
+    fn wanted(&self) -> usize {
+        self.args.batch_turns.unwrap_or(BATCH_TURNS) as usize
+    }
+
+    /// Trains until a signal comes, or nothing is left under `--once`.
+    fn steps(&mut self) -> anyhow::Result<()> {
+        while !*self.signal.borrow() {
+            let wanted = self.wanted();
+            self.trainer.collect_into(&mut self.samples, &mut self.queue, Some(wanted));
+            self.tell_faults();
+            if self.samples.is_empty() {
+                self.since = None;
+            } else {
+                self.since.get_or_insert_with(Instant::now);
+            }
+            if self.samples.len() >= wanted {
+                self.step()?;
+            } else if !self.read_next()? {
+                let left = self.left_to_wait();
+                if left == Some(Duration::ZERO) {
+                    self.step()?;
+                } else if self.args.following.once {
+                    break;
+                } else {
+                    let poll = self.args.following.poll;
+                    self.sleep(left.map_or(poll, |left| left.min(poll)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns how long an incomplete batch still waits; nothing if for ever, or
+    /// if there is none.
+    fn left_to_wait(&self) -> Option<Duration> {
+        Some(self.args.max_wait?.saturating_sub(self.since?.elapsed()))
+    }
+
+    /// Waits. Returns whether no signal came meanwhile.
+    fn sleep(&self, time: Duration) -> bool {
+        self.context.block_on(sleep(&self.signal, time))
+    }
+
+    fn step(&mut self) -> anyhow::Result<()> {
+        self.since = None;
+        let trained = self.trainer.train(std::mem::take(&mut self.samples))?;
+        self.tell_faults();
+        let Some(trained) = trained else {
+            self.context.say("no step: nothing in the batch pulls at the weights");
+            return Ok(());
+        };
+        self.counts.steps += u64::from(trained.policy.is_some());
+        if let Some(file) = &mut self.metrics {
+            file.write(&trained.metrics)?;
+        }
+        self.context.conclude(steps::table(&trained));
+        steps::warn(&trained.metrics, self.context);
+        Ok(())
+    }
+
+    /// Reads the next shard whole, so that one that breaks off gives nothing.
+    /// Returns whether there was any.
+    fn read_next(&mut self) -> anyhow::Result<bool> {
+        let (read, listed) = (&self.read, &self.listed);
+        let due = self.follow.due(&|name| read.contains(name), &|shard| {
+            listed.get(&shard.name) == Some(&shard.stamp)
+        });
+        let shard = match due {
+            Ok(due) => due.into_iter().next(),
+            Err(error) => {
+                self.say_once(format!("{}: waiting", report::told(&error.into())));
+                None
+            }
+        };
+        let Some(shard) = shard else { return Ok(false) };
+        let (mut tries, mut pause) = (0, self.args.following.poll);
+        loop {
+            let error = match self.read(&shard) {
+                Ok(()) => return Ok(true),
+                Err(error) => error,
+            };
+            if !shard.path.exists() {
+                return Ok(true);
+            }
+            tries += 1;
+            if tries >= self.args.following.shard_tries {
+                self.list(shard, &error, tries)?;
+                return Ok(true);
+            }
+            let (name, told) = (shard.name.display(), report::told(&error));
+            self.context
+                .say(format!("{name}: {told}: trying again in {:.1} s", pause.as_secs_f64()));
+            if !self.sleep(pause) {
+                return Ok(true);
+            }
+            pause = longer(pause);
+        }
+    }
+
+    fn read(&mut self, shard: &Shard) -> anyhow::Result<()> {
+        let mut source = Source::open(std::slice::from_ref(&shard.path))?;
+        checks::check_columns(&source, &self.method)?;
+        let mut said = Vec::new();
+        checks::check_estimator(&source, self.method.estimator, &mut |text| said.push(text))?;
+        checks::check_tokenizer(&source, self.args)?;
+        let mut turns = VecDeque::new();
+        while let Some(more) = source.next_turns()? {
+            turns.extend(more);
+        }
+        checks::check_topk(&turns, &self.method)?;
+        said.into_iter().for_each(|text| self.say_once(text));
+        let rows = turns.len();
+        turns.retain(|turn| self.trainer.ledger().entry(&turn.turn_id).is_none());
+        let known = rows - turns.len();
+        self.counts.known += known as u64;
+        self.counts.shards += 1;
+        let name = shard.name.display();
+        self.context.say(match known {
+            0 => format!("{name}: {rows} turns"),
+            _ => format!("{name}: {rows} turns, {known} of them in the ledger"),
+        });
+        self.queue.extend(turns);
+        self.read.insert(shard.name.clone());
+        Ok(())
+    }
+
+    fn list(&mut self, shard: Shard, error: &anyhow::Error, tries: u32) -> anyhow::Result<()> {
+        let told = report::told(error);
+        Failures::of(&self.args.out).list(&shard.name, &told, tries)?;
+        let name = shard.name.display();
+        self.context.say(format!("{name}: {told}: listed as failed after {tries} tries"));
+        self.listed.insert(shard.name, shard.stamp);
+        self.counts.listed += 1;
+        Ok(())
+    }
+
+    fn say_once(&mut self, text: String) {
+        if self.said.insert(text.clone()) {
+            self.context.say(text);
+        }
+    }
+
+    fn tell_faults(&mut self) {
+        for fault in self.trainer.take_faults() {
+            self.counts.faults += 1;
+            if self.counts.faults <= steps::NAMED {
+                steps::tell_fault(&fault, self.context);
+            }
+        }
+    }
+
+    /// Says what the run came to.
+    fn close(&self) -> Exit {
+        let Counts { shards, listed, steps, known, faults } = self.counts;
+        let say = |text: String| self.context.say(text);
+        say(format!(
+            "{steps} steps of {shards} shards; policy {} is the newest",
+            self.trainer.step()
+        ));
+        let waiting = self.samples.len();
+        if waiting > 0 {
+            say(format!("{waiting}/{} turns wait for a full batch", self.wanted()));
+        }
+        if known > 0 {
+            say(format!("passed over: {known} turns that the ledger had"));
+        }
+        for (reason, count) in self.trainer.refused() {
+            say(format!("not trained: {count} turns: {}", visible(reason)));
+        }
+        if faults > steps::NAMED {
+            say(format!("and {} more broken rows", faults - steps::NAMED));
+        }
+        if listed > 0 {
+            say(format!("listed as failed: {listed} shards"));
+        }
+        let drained = *self.signal.borrow();
+        if drained || listed as usize + faults == 0 { Exit::Done } else { Exit::Partial }
+    }
+}

@@ -1,0 +1,175 @@
+//! The whole chain of followers, and `train --follow` alone: no turn is lost, no
+//! turn is trained twice, whatever is killed.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use oclaw::table::{Format, read_turns};
+use oclaw::train::Ledger;
+use oclaw::trajectory::words::NextStateKind;
+use oclaw::trajectory::{Turn, Writer};
+
+use super::{Run, Running, all_names, turns_of};
+use crate::forge::{STAGES, finished, write};
+use crate::harness::models;
+
+/// Of the three turns of a shard two are corrected, and nothing follows the last.
+fn shard(run: &Run, number: i64) {
+    let mut turns = turns_of(&format!("s{number}"), number * 100, 3);
+    turns[2] = Turn { next_state: None, next_state_kind: NextStateKind::None, ..turns[2].clone() };
+    let path = run.at("turns").join(format!("{number}.parquet"));
+    write(&path, Format::Parquet, &[Writer::Serve], &turns);
+}
+
+fn model() -> String {
+    models().join("tiny-qwen3").to_str().unwrap().to_owned()
+}
+
+fn training(run: &Run, out: &str, further: &[&str]) -> assert_cmd::Command {
+    let mut command = run.command("train", ("ready", out));
+    command.args(["--lr", "1e-3", "--batch-turns", "3", "--model", &model()]).args(further);
+    command
+}
+
+/// Returns how many turns the newest policy has learned from, and how many it has
+/// refused, by reason.
+fn ledger(run: &Run, out: &str) -> BTreeMap<String, usize> {
+    let ledger = Ledger::read(&run.at(out).join("latest/oclaw/ledger.parquet")).unwrap();
+    let mut counts = BTreeMap::new();
+    for turn in read_turns(&[run.at("ready")]).unwrap() {
+        let outcome = match ledger.entry(&turn.turn_id) {
+            None => "pending".to_owned(),
+            Some(entry) => entry.refused.clone().unwrap_or_else(|| "consumed".to_owned()),
+        };
+        *counts.entry(outcome).or_default() += 1;
+    }
+    counts
+}
+
+fn latest(run: &Run, out: &str) -> PathBuf {
+    std::fs::read_link(run.at(out).join("latest")).unwrap()
+}
+
+fn counts(pairs: &[(&str, usize)]) -> BTreeMap<String, usize> {
+    pairs.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+}
+
+#[test]
+fn the_chain_loses_no_turn() {
+    let run = Run::new();
+    let model = model();
+    for name in ["judged", "hinted", "taught", "ready"] {
+        std::fs::create_dir(run.at(name)).unwrap();
+    }
+    let stages: [(&str, (&str, &str), &[&str]); 4] = [
+        ("judge", ("turns", "judged"), &["--rules"]),
+        ("hint", ("judged", "hinted"), &["--from-feedback"]),
+        ("teacher-lp", ("hinted", "taught"), &["--model", &model]),
+        ("advantage", ("taught", "ready"), &[]),
+    ];
+    let stages = stages.map(|(stage, folders, flags)| run.start(stage, folders, flags));
+    let mut trainer = Running::start(&training(&run, "policy", &[]));
+    for number in 1..=2 {
+        shard(&run, number);
+    }
+    // Four turns: one step of three.
+    trainer.hears("policy ");
+    trainer.kill();
+    for number in 3..=4 {
+        shard(&run, number);
+    }
+    let mut trainer = Running::start(&training(&run, "policy", &[]));
+    trainer.hears("resuming at step 1");
+    trainer.hears("step 2");
+    trainer.hears("4.parquet: 3 turns");
+    for stage in stages {
+        let (code, words) = stage.stop();
+        assert_eq!(code, Some(0), "{words}");
+        assert!(words.ends_with("shards 4"), "{words}");
+    }
+    let (code, words) = trainer.stop();
+    assert_eq!(code, Some(0), "{words}");
+    assert!(words.contains("2/3 turns wait for a full batch"), "{words}");
+    assert!(words.contains("passed over: "), "{words}");
+    assert_eq!(latest(&run, "policy"), PathBuf::from("step-000002"));
+    for name in ["judged", "hinted", "taught", "ready"] {
+        assert_eq!(run.names(name), run.names("turns"), "{name}");
+    }
+    let ids = |folder: &str| -> Vec<String> {
+        let turns = read_turns(&[run.at(folder)]).unwrap();
+        turns.into_iter().map(|turn| turn.turn_id).collect()
+    };
+    assert_eq!(ids("ready"), ids("turns"));
+    let before = ledger(&run, "policy");
+    assert_eq!(before["consumed"], 6);
+    assert_eq!(before.values().sum::<usize>(), 12);
+
+    // What is left makes a step as soon as nobody waits for more.
+    let mut rest = training(&run, "policy", &["--once", "--max-wait", "0"]);
+    rest.assert().success();
+    let expected = counts(&[("consumed", 8), ("no_next_state, no_hint", 4)]);
+    assert_eq!(ledger(&run, "policy"), expected);
+    assert_eq!(latest(&run, "policy"), PathBuf::from("step-000003"));
+
+    // The same without a kill: the same weights, to the bit.
+    training(&run, "straight", &["--once", "--max-wait", "0"]).assert().success();
+    assert_eq!(ledger(&run, "straight"), expected);
+    let weights = |out: &str| std::fs::read(run.at(out).join("latest/model.safetensors")).unwrap();
+    assert!(weights("policy") == weights("straight"), "other weights");
+    // All is done: nothing is trained again.
+    training(&run, "straight", &["--once", "--max-wait", "0"]).assert().success();
+    assert_eq!(latest(&run, "straight"), PathBuf::from("step-000003"));
+}
+
+fn ready(run: &Run, name: &str, turns: u32) {
+    let turns: Vec<_> = (1..=turns).map(|number| finished(name, number)).collect();
+    write(&run.at("ready").join(name), Format::Parquet, &STAGES, &turns);
+}
+
+#[test]
+fn a_batch_may_be_waited_for_only_so_long() {
+    let run = Run::new();
+    std::fs::create_dir(run.at("ready")).unwrap();
+    let mut trainer = Running::start(&training(&run, "policy", &["--max-wait", "10ms"]));
+    trainer.hears("starting from the model as step 0");
+    ready(&run, "a.parquet", 1);
+    trainer.hears("turns 1");
+    ready(&run, "b.parquet", 4);
+    trainer.hears("turns 3");
+    trainer.hears("turns 1");
+    let (code, words) = trainer.stop();
+    assert_eq!(code, Some(0), "{words}");
+    assert!(words.contains("3 steps of 2 shards"), "{words}");
+}
+
+#[test]
+fn a_broken_shard_is_listed_and_training_goes_on() {
+    let run = Run::new();
+    std::fs::create_dir(run.at("ready")).unwrap();
+    ready(&run, "a.parquet", 2);
+    ready(&run, "b.parquet", 1);
+    let whole = std::fs::read(run.at("ready/a.parquet")).unwrap();
+    std::fs::write(run.at("ready/c.parquet"), &whole[..whole.len() - 9]).unwrap();
+    let ran = training(&run, "policy", &["--once", "--shard-tries", "1"]).assert().code(3);
+    let words = super::talk(ran.get_output());
+    assert!(words.contains("step 1 turns 3"), "{words}");
+    assert!(words.contains("listed as failed: 1 shards"), "{words}");
+    assert_eq!(run.listed("policy")[0]["shard"], "c.parquet");
+    assert!(all_names(&run.at("policy")).contains(&"latest".to_owned()));
+}
+
+#[test]
+fn train_says_what_it_cannot_follow() {
+    let run = Run::new();
+    std::fs::create_dir(run.at("ready")).unwrap();
+    for (command, words) in [
+        (run.command("train", ("nowhere", "policy")).arg("--once"), "to follow"),
+        (training(&run, "policy", &["x.parquet"]).arg("--once"), "and nothing beside it"),
+        (training(&run, "policy", &["--max-wait", "soon"]).arg("--once"), "--max-wait"),
+    ] {
+        let ran = command.assert().code(2);
+        let said = super::talk(ran.get_output());
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(!run.at("policy").exists());
+}
