@@ -22,6 +22,7 @@ mod hint;
 mod import;
 mod judge;
 mod lint;
+mod man;
 mod progress;
 mod replay;
 mod redact;
@@ -88,6 +89,8 @@ enum Command {
     Engine(engine::Args),
     Convert(convert::Args),
     Cache(cache::Args),
+    Man(man::Args),
+    Completions(man::Completions),
 }
 
 impl Command {
@@ -114,6 +117,8 @@ impl Command {
             Self::Engine(args) => engine::run(args, context),
             Self::Convert(args) => convert::run(args, context),
             Self::Cache(args) => cache::run(args, context),
+            Self::Man(args) => man::run(args, context),
+            Self::Completions(args) => man::completions(args, context),
         }
     }
 }
