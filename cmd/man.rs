@@ -4,14 +4,14 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
 use crate::Cli;
 use crate::common::Context;
-use crate::report::Exit;
+use crate::report::{Exit, Failure};
 
 /// Print the manual page of a command
 ///
@@ -51,10 +51,10 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             None => program,
             Some(name) => match page_of(&program, name) {
                 Some(command) => command,
-                None => bail!(clap::Error::raw(
-                    clap::error::ErrorKind::InvalidSubcommand,
-                    format!("there is no command `{name}`; `oclaw --help` lists them\n"),
-                )),
+                None => {
+                    let failure = Failure::usage(format!("there is no command `{name}`"));
+                    return Err(failure.hint("`oclaw --help` lists them").into());
+                }
             },
         };
         io::stdout().lock().write_all(&page(command)?)?;

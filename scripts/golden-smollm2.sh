@@ -16,4 +16,4 @@ trap 'rm -rf "$models"' EXIT
 ln -s "$PWD/models/SmolLM2-135M-Instruct-Q4_1" "$models/smollm2-135m-instruct"
 cache="${OCLAW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/oclaw}"
 export OCLAW_SMOLLM2_GGUF="$cache/SmolLM2-135M-Instruct.Q4_1.gguf"
-OCLAW_MODELS=$models cargo test --quiet --test oclaw -- golden::model golden::gguf --nocapture
+OCLAW_MODELS=$models cargo test --quiet --test oclaw -- golden::model golden::gguf room::serving::greedy --nocapture

@@ -8,7 +8,7 @@ use arrow::datatypes::{DataType, Field, Schema};
 use oclaw::trajectory::lint::{self, Fault, Linter};
 use oclaw::trajectory::turn::{self, Micros};
 use oclaw::trajectory::words::{
-    NextStateKind, SampleKind, Status, TokenSource, WeightVersionSource, Word,
+    NextStateKind, RewardSource, SampleKind, Status, TokenSource, WeightVersionSource, Word,
 };
 use oclaw::trajectory::{Error, Turn, columns};
 
@@ -119,7 +119,12 @@ const BREAKAGES: &[Breakage] = &[
     ("tools are a list of objects", "tools", |t| t.tools = Some("no".to_owned())),
     ("the response is an object of the assistant", "response", |t| t.response = "[]".to_owned()),
     ("the response is an object of the assistant", "response", |t| t.response = "x".to_owned()),
-    ("a complete answer has a finish reason", "finish_reason", |t| t.finish_reason = None),
+    ("a complete answer has a finish reason, and is not cut", "finish_reason", |t| {
+        t.finish_reason = None;
+    }),
+    ("a complete answer has a finish reason, and is not cut", "finish_reason", |t| {
+        t.finish_reason = Some("length".to_owned());
+    }),
     ("token ids are there when they have a source, and not negative", "token_source", |t| {
         t.token_source = TokenSource::None;
     }),
@@ -237,6 +242,13 @@ const BREAKAGES: &[Breakage] = &[
     }),
     ("the kind of sample goes with its signals", "sample_reason", |t| {
         t.sample_kind = Some(SampleKind::None);
+    }),
+    ("a reward is between -1 and 1 and has a source", "reward", |t| {
+        t.reward_source = Some(RewardSource::Judged);
+        t.reward = t.score.map(|score| score / 2.0);
+    }),
+    ("the mask is 0 or 1 per response id", "loss_mask", |t| {
+        t.untrainable_reason = Some("imported".to_owned());
     }),
     ("the mask is 0 or 1 per response id", "loss_mask", |t| t.loss_mask = Some(vec![1, 1])),
     ("the mask is 0 or 1 per response id", "loss_mask", |t| t.loss_mask = Some(vec![1, 2, 1])),

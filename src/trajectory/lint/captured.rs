@@ -15,7 +15,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule { says: "messages are a list of objects with a role", check: messages },
     Rule { says: "tools are a list of objects", check: tools },
     Rule { says: "the response is an object of the assistant", check: response },
-    Rule { says: "a complete answer has a finish reason", check: finish_reason },
+    Rule { says: "a complete answer has a finish reason, and is not cut", check: finish_reason },
     Rule { says: "token ids are there when they have a source, and not negative", check: ids },
     Rule { says: "log-probs match the response ids", check: log_probs },
     Rule { says: "a row that cannot be trained on says why", check: untrainable },
@@ -54,7 +54,8 @@ fn times(turn: &Turn) -> Vec<Fault> {
 fn weight_version(turn: &Turn) -> Vec<Fault> {
     let known = turn.weight_version_source != WeightVersionSource::None;
     unless(known == turn.weight_version.is_some(), "weight_version_source", || {
-        format!("`{}` with weight_version {:?}", turn.weight_version_source, turn.weight_version)
+        let version = turn.weight_version.as_deref().unwrap_or("null");
+        format!("`{}` with weight_version {version}", turn.weight_version_source)
     })
 }
 
@@ -94,10 +95,12 @@ fn response(turn: &Turn) -> Vec<Fault> {
 }
 
 fn finish_reason(turn: &Turn) -> Vec<Fault> {
-    let wanted = turn.status == Status::Complete;
-    unless(!wanted || turn.finish_reason.is_some(), "finish_reason", || {
-        "null in a complete answer".to_owned()
-    })
+    let what = match (turn.status, turn.finish_reason.as_deref()) {
+        (Status::Complete, None) => "null in a complete answer",
+        (Status::Complete, Some("length")) => "`length` in a complete answer",
+        _ => return Vec::new(),
+    };
+    vec![Fault::new("finish_reason", what)]
 }
 
 fn ids(turn: &Turn) -> Vec<Fault> {

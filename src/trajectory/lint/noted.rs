@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::{Fault, Rule, bad_log_prob};
 use crate::trajectory::Turn;
-use crate::trajectory::words::SampleKind;
+use crate::trajectory::words::{RewardSource, SampleKind};
 
 pub(super) const RULES: &[Rule] = &[
     Rule { says: "votes are -1, 0 or 1, and the score is their majority", check: score },
@@ -31,7 +31,8 @@ fn score(turn: &Turn) -> Vec<Fault> {
         faults.push(Fault::new("votes", format!("{vote} is no vote")));
     }
     if turn.score != majority(votes) {
-        let what = format!("{:?}, but the votes say {:?}", turn.score, majority(votes));
+        let (score, votes) = (shown(turn.score), shown(majority(votes)));
+        let what = format!("{score}, but the votes say {votes}");
         faults.push(Fault::new("score", what));
     }
     faults
@@ -137,6 +138,10 @@ fn top_k(turn: &Turn) -> Vec<Fault> {
     let k = usize::from(turn.topk.unwrap_or_default());
     let wanted = response_length(turn).map(|length| length * k);
     let mut faults = Vec::new();
+    let empty = turn.teacher_topk_ids.is_none() && turn.student_topk_ids.is_none();
+    if turn.topk.is_some() && empty && turn.teacher_error.is_none() {
+        faults.push(Fault::new("topk", format!("{k}, but there are no top-k columns")));
+    }
     let mut width = |column: &'static str, length: usize| {
         if Some(length) != wanted {
             let what = format!("{length} values for {} times k = {k}", ids(response_length(turn)));
@@ -210,8 +215,19 @@ fn reward(turn: &Turn) -> Vec<Fault> {
         faults.push(Fault::new("reward", format!("{reward}, wanted -1 to 1")));
     }
     if turn.reward.is_some() != turn.reward_source.is_some() {
-        let what = format!("{:?} with reward {:?}", turn.reward_source, turn.reward);
+        let what = format!("{} with reward {}", shown(turn.reward_source), shown(turn.reward));
         faults.push(Fault::new("reward_source", what));
+    }
+    let source = match turn.reward_source {
+        Some(RewardSource::Judged) => Some(("score", turn.score)),
+        Some(RewardSource::Explicit) => Some(("reward_explicit", turn.reward_explicit)),
+        _ => None,
+    };
+    if let Some((column, value)) = source
+        && value != turn.reward
+    {
+        let what = format!("{}, but {column} is {}", shown(turn.reward), shown(value));
+        faults.push(Fault::new("reward", what));
     }
     faults
 }
@@ -228,13 +244,13 @@ fn sample_kind(turn: &Turn) -> Vec<Fault> {
         faults.push(Fault::new(column, format!("`{kind}` without a hint")));
     }
     if rewards && !rewarded {
-        faults.push(Fault::new(column, format!("`{kind}` with reward {:?}", turn.reward)));
+        faults.push(Fault::new(column, format!("`{kind}` with reward {}", shown(turn.reward))));
     }
     // What cannot be trained on, or was refused, may have no kind in spite of
     // its signals.
     if turn.untrainable_reason.is_none() && turn.advantage_error.is_none() {
         if rewarded && !rewards {
-            faults.push(Fault::new(column, format!("`{kind}` with reward {:?}", turn.reward)));
+            faults.push(Fault::new(column, format!("`{kind}` with reward {}", shown(turn.reward))));
         }
         if hinted && !distils {
             faults.push(Fault::new(column, format!("`{kind}` with a usable hint")));
@@ -254,6 +270,9 @@ fn loss_mask(turn: &Turn) -> Vec<Fault> {
     }
     if turn.sample_kind == Some(SampleKind::None) && mask.contains(&1) {
         faults.push(Fault::new("loss_mask", "1 beside sample_kind `none`"));
+    }
+    if turn.untrainable_reason.is_some() && mask.contains(&1) {
+        faults.push(Fault::new("loss_mask", "1 in a row that must not be trained on"));
     }
     faults
 }
@@ -289,4 +308,9 @@ fn response_length(turn: &Turn) -> Option<usize> {
 
 fn ids(length: Option<usize>) -> String {
     length.map_or_else(|| "no response ids".to_owned(), |length| format!("{length} response ids"))
+}
+
+/// The value, or `null`.
+fn shown(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "null".to_owned(), |value| value.to_string())
 }
