@@ -21,11 +21,11 @@ pub use stream::{Ending, Relay, StreamCapture};
 pub mod reason {
     /// The server gave no ids of the answer.
     pub const NO_TOKEN_IDS: &str = "no_token_ids";
-    /// The server gave no ids of the prompt.
+    /// The server gave no ids of the prompt, or such as cannot be ids.
     pub const NO_PROMPT_IDS: &str = "no_prompt_ids";
     /// The server gave no log-probs.
     pub const NO_LOG_PROBS: &str = "no_log_probs";
-    /// Log-probs and ids do not fit each other.
+    /// Log-probs and ids do not fit each other, or some id cannot be one.
     pub const LOG_PROBS_MISALIGNED: &str = "log_probs_misaligned";
     /// The server counted other tokens than it sent.
     pub const USAGE_MISMATCH: &str = "usage_mismatch";
@@ -48,6 +48,8 @@ pub mod reason {
     pub const ODD_SAMPLING: &str = "odd_sampling";
     /// The answer is not the assistant's.
     pub const ODD_ANSWER: &str = "odd_answer";
+    /// A choice's index is none, or another choice's.
+    pub const ODD_CHOICE_INDEX: &str = "odd_choice_index";
     /// The answer held half a character, which was replaced before recording.
     pub const NOT_QUITE_JSON: &str = "not_quite_json";
 }

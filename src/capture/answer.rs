@@ -8,7 +8,9 @@ use crate::wire::span;
 use super::cut;
 use super::reason;
 use super::request::{Dialect, Prepared};
-use super::settle::{Captured, Evidence, Outcome, Row, Whole, completion_tokens, ids, settle};
+use super::settle::{
+    Captured, Evidence, Outcome, Row, Whole, completion_tokens, ids, index, settle,
+};
 
 /// What an answer holds, and the client's copy of it.
 #[derive(Debug, PartialEq)]
@@ -19,6 +21,8 @@ pub struct Answer {
     pub captured: Vec<Captured>,
     /// Why nothing was captured.
     pub skipped: Option<&'static str>,
+    /// Choices besides those captured, whose index is none or another's.
+    pub odd_choices: usize,
 }
 
 /// Reads a whole answer with a good status.
@@ -28,6 +32,7 @@ pub fn read_answer(body: &[u8], prepared: &Prepared) -> Answer {
             client: None,
             captured: Vec::new(),
             skipped: Some(reason::UNREADABLE_ANSWER),
+            odd_choices: 0,
         };
     };
     let cuts = cut::find(body, prepared).ranges;
@@ -46,10 +51,20 @@ pub fn read_answer(body: &[u8], prepared: &Prepared) -> Answer {
         Some(Value::Array(choices)) => choices,
         _ => Vec::new(),
     };
-    let mut found = Vec::new();
+    let mut found: Vec<Evidence> = Vec::new();
+    let mut odd_choices = 0;
     for (position, choice) in choices.into_iter().enumerate() {
-        let mut evidence = Evidence::of_choice(choice, position, prepared.dialect);
-        evidence.prompt_ids = evidence.prompt_ids.take().or_else(|| shared_prompt.clone());
+        let index = index(&choice, position);
+        let free = |index: &u8| found.iter().all(|known| known.index != *index);
+        let Some(index) = index.filter(free) else {
+            odd_choices += 1;
+            continue;
+        };
+        let mut evidence = Evidence::of_choice(choice, index, prepared.dialect);
+        match &shared_prompt {
+            Ok(shared) => evidence.prompt_ids = evidence.prompt_ids.or_else(|| shared.clone()),
+            Err(_) => evidence.odd_prompt = true,
+        }
         if evidence.weight_version.is_none() {
             (evidence.weight_version, evidence.weight_version_end) = versions.clone();
         }
@@ -59,19 +74,30 @@ pub fn read_answer(body: &[u8], prepared: &Prepared) -> Answer {
     let skipped = match (found.is_empty(), failed) {
         (false, _) => None,
         (true, true) => Some(reason::UPSTREAM_ERROR),
+        (true, false) if odd_choices > 0 => {
+            // The answer itself is counted under this word.
+            odd_choices -= 1;
+            Some(reason::ODD_CHOICE_INDEX)
+        }
         (true, false) => Some("no_choices"),
     };
-    Answer { client, captured: settle(prepared, found, whole), skipped }
+    Answer { client, captured: settle(prepared, found, whole), skipped, odd_choices }
 }
 
 impl Evidence {
-    fn of_choice(mut choice: Value, position: usize, dialect: Dialect) -> Self {
-        let index = choice.get("index").and_then(Value::as_u64).unwrap_or(position as u64);
-        let mut evidence = Self { index: index as u8, ..Self::default() };
+    fn of_choice(mut choice: Value, index: u8, dialect: Dialect) -> Self {
+        let mut evidence = Self { index, ..Self::default() };
         evidence.read_choice(&choice, dialect);
-        evidence.prompt_ids = ids(choice.get("prompt_token_ids"));
-        evidence.response_ids =
-            ids(choice.get("response_token_ids")).or_else(|| ids(choice.get("token_ids")));
+        match ids(choice.get("prompt_token_ids")) {
+            Ok(told) => evidence.prompt_ids = told,
+            Err(_) => evidence.odd_prompt = true,
+        }
+        for name in ["response_token_ids", "token_ids"] {
+            match ids(choice.get(name)) {
+                Ok(told) => evidence.response_ids = evidence.response_ids.or(told),
+                Err(_) => evidence.odd_ids = true,
+            }
+        }
         if let Some(meta) = choice.get("meta_info") {
             evidence.read_meta(meta);
         }
@@ -89,13 +115,8 @@ impl Evidence {
     /// Reads SGLang's native account of the answer: log-probs with their ids.
     fn read_meta(&mut self, meta: &Value) {
         if let Some(triples) = meta.get("output_token_logprobs").and_then(Value::as_array) {
-            self.rows = triples
-                .iter()
-                .map(|triple| Row {
-                    id: triple.get(1).and_then(Value::as_i64).and_then(|id| i32::try_from(id).ok()),
-                    log_prob: triple.get(0).and_then(Value::as_f64).map(|value| value as f32),
-                })
-                .collect();
+            self.rows =
+                triples.iter().map(|triple| Row::read(triple.get(1), triple.get(0))).collect();
         }
         self.completion_tokens = completion_tokens(Some(meta));
         (self.weight_version, self.weight_version_end) = versions(Some(meta));

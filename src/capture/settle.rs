@@ -69,6 +69,20 @@ impl Captured {
 pub(super) struct Row {
     pub(super) id: Option<i32>,
     pub(super) log_prob: Option<f32>,
+    /// It names an id that cannot be one.
+    pub(super) odd: bool,
+}
+
+impl Row {
+    pub(super) fn read(id: Option<&Value>, log_prob: Option<&Value>) -> Self {
+        let named = id.filter(|id| !id.is_null());
+        let id = named.and_then(one_id);
+        Self {
+            id,
+            log_prob: log_prob.and_then(Value::as_f64).map(|value| value as f32),
+            odd: named.is_some() && id.is_none(),
+        }
+    }
 }
 
 /// What one choice of an answer showed.
@@ -79,6 +93,10 @@ pub(super) struct Evidence {
     pub(super) prompt_ids: Option<Vec<i32>>,
     pub(super) response_ids: Option<Vec<i32>>,
     pub(super) rows: Vec<Row>,
+    /// The server told ids of the answer that cannot be any: then none is known.
+    pub(super) odd_ids: bool,
+    /// So with the ids of the prompt.
+    pub(super) odd_prompt: bool,
     pub(super) finish_reason: Option<String>,
     pub(super) matched_stop: Option<Value>,
     /// Whether the server speaks of what stopped it (null = its own end token).
@@ -111,8 +129,16 @@ pub(super) fn settle(prepared: &Prepared, choices: Vec<Evidence>, whole: Whole) 
     choices.into_iter().map(|choice| captured(prepared, choice, whole.broken, agrees)).collect()
 }
 
-/// Takes the ids from the log-probs where the dialect puts them there.
+/// Takes the ids from the log-probs where the dialect puts them there. Never in
+/// the place of ids that cannot be any: one of the two accounts is wrong.
 fn with_ids_of_rows(mut choice: Evidence) -> Evidence {
+    if choice.odd_prompt {
+        choice.prompt_ids = None;
+    }
+    if choice.odd_ids {
+        choice.response_ids = None;
+        return choice;
+    }
     if choice.response_ids.is_none() && !choice.rows.is_empty() {
         choice.response_ids = choice.rows.iter().map(|row| row.id).collect();
     }
@@ -136,6 +162,9 @@ fn captured(
     let own_count = choice.completion_tokens;
     let (log_probs, fault) = match &choice.response_ids {
         Some(ids) => align(ids, &choice),
+        None if choice.odd_ids || choice.rows.iter().any(|row| row.odd) => {
+            (None, Some(reason::LOG_PROBS_MISALIGNED))
+        }
         None => (None, Some(reason::NO_TOKEN_IDS)),
     };
     let miscounted = choice.response_ids.as_ref().is_some_and(|ids| {
@@ -180,7 +209,7 @@ fn align(ids: &[i32], choice: &Evidence) -> (Option<Vec<Option<f32>>>, Option<&'
     if choice.rows.len() != ids.len() && !(short && stopped) {
         return misaligned;
     }
-    let same = |(row, id): (&Row, &i32)| row.id.is_none_or(|named| named == *id);
+    let same = |(row, id): (&Row, &i32)| !row.odd && row.id.is_none_or(|named| named == *id);
     if !choice.rows.iter().zip(ids).all(same) {
         return misaligned;
     }
@@ -229,18 +258,37 @@ impl Evidence {
         self.names_stop |= dialect == Dialect::Vllm && choice.get("stop_reason").is_some();
         let rows = choice.get("logprobs").and_then(|log_probs| log_probs.get("content"));
         for row in rows.and_then(Value::as_array).into_iter().flatten() {
-            self.rows.push(Row {
-                id: row.get("id").and_then(Value::as_i64).and_then(|id| i32::try_from(id).ok()),
-                log_prob: row.get("logprob").and_then(Value::as_f64).map(|value| value as f32),
-            });
+            self.rows.push(Row::read(row.get("id"), row.get("logprob")));
         }
     }
 }
 
-/// Reads a list of token ids. `None` if it is no list or holds something else.
-pub(super) fn ids(value: Option<&Value>) -> Option<Vec<i32>> {
-    let items = value?.as_array()?.iter();
-    items.map(|id| id.as_i64().and_then(|id| i32::try_from(id).ok())).collect()
+/// Something stands where ids should, and is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OddIds;
+
+/// Reads a list of token ids. Nothing is told by no member, or by null.
+pub(super) fn ids(value: Option<&Value>) -> Result<Option<Vec<i32>>, OddIds> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Array(items)) => {
+            items.iter().map(one_id).collect::<Option<_>>().map(Some).ok_or(OddIds)
+        }
+        Some(_) => Err(OddIds),
+    }
+}
+
+fn one_id(value: &Value) -> Option<i32> {
+    value.as_i64().and_then(|id| i32::try_from(id).ok()).filter(|id| *id >= 0)
+}
+
+/// Reads a choice's index; its place counts where there is none. `None` if what
+/// stands there is no index.
+pub(super) fn index(choice: &Value, place: usize) -> Option<u8> {
+    match choice.get("index") {
+        None | Some(Value::Null) => u8::try_from(place).ok(),
+        Some(index) => index.as_u64().and_then(|index| u8::try_from(index).ok()),
+    }
 }
 
 /// Reads the server's count of the answer's tokens. Gateways send 0 for

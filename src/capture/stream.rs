@@ -1,6 +1,6 @@
 //! An answer that came as a stream of events.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ use super::answer::versions;
 use super::cut;
 use super::reason;
 use super::request::Prepared;
-use super::settle::{Captured, Evidence, Outcome, Whole, completion_tokens, ids, settle};
+use super::settle::{Captured, Evidence, Outcome, Whole, completion_tokens, ids, index, settle};
 
 /// What the client gets of an event.
 #[derive(Debug, PartialEq)]
@@ -39,8 +39,11 @@ pub enum Ending {
 #[derive(Debug)]
 pub struct StreamCapture {
     prepared: Prepared,
-    choices: BTreeMap<u64, Choice>,
+    choices: BTreeMap<u8, Choice>,
+    /// What stood where a choice's index should, and is none.
+    odd_indices: BTreeSet<String>,
     prompt_ids: Option<Vec<i32>>,
+    odd_prompt: bool,
     completion_tokens: Option<u32>,
     versions: (Option<String>, Option<String>),
     failed: bool,
@@ -63,7 +66,9 @@ impl StreamCapture {
         Self {
             prepared,
             choices: BTreeMap::new(),
+            odd_indices: BTreeSet::new(),
             prompt_ids: None,
+            odd_prompt: false,
             completion_tokens: None,
             versions: (None, None),
             failed: false,
@@ -99,6 +104,11 @@ impl StreamCapture {
             && self.choices.values().all(|choice| choice.evidence.finish_reason.is_some())
     }
 
+    /// Returns how many choices are not recorded: their index is none.
+    pub fn odd_choices(&self) -> usize {
+        self.odd_indices.len()
+    }
+
     /// Returns the messages as far as they have come, by choice.
     pub fn messages(&self) -> Vec<(u8, Value)> {
         let message = |choice: &Choice| (choice.evidence.index, choice.message());
@@ -106,7 +116,8 @@ impl StreamCapture {
     }
 
     /// Decides what is recorded of the stream as it has come, given how it
-    /// ended. What comes afterwards is still passed on.
+    /// ended: nothing if no choice has an index. What comes afterwards is still
+    /// passed on.
     pub fn finish(&self, ending: Ending) -> Vec<Captured> {
         let broken = match ending {
             _ if self.failed => (Outcome::Failed, reason::UPSTREAM_ERROR),
@@ -115,13 +126,14 @@ impl StreamCapture {
         };
         let mut choices = self.choices.clone();
         // An error may come before the first word; that is a turn, too.
-        if choices.is_empty() {
+        if choices.is_empty() && self.odd_indices.is_empty() {
             choices.insert(0, Choice::default());
         }
         let whole = Whole { completion_tokens: self.completion_tokens, broken: Some(broken) };
         let found = choices.into_values().map(|choice| {
             let mut evidence = Evidence { response: choice.message(), ..choice.evidence };
             evidence.prompt_ids = evidence.prompt_ids.take().or_else(|| self.prompt_ids.clone());
+            evidence.odd_prompt |= self.odd_prompt;
             if !choice.told_ids.is_empty() {
                 evidence.response_ids = evidence.response_ids.or(Some(choice.told_ids));
             }
@@ -174,17 +186,24 @@ impl StreamCapture {
         if let Some(counted) = completion_tokens(chunk.get("usage")) {
             self.completion_tokens = Some(counted);
         }
-        if let Some(prompt) = ids(chunk.get("prompt_token_ids")) {
-            self.prompt_ids = Some(prompt);
-        }
+        self.read_prompt(chunk.get("prompt_token_ids"));
         let (start, end) = versions(chunk.get("metadata"));
         self.versions.0 = self.versions.0.take().or(start);
         self.versions.1 = end.or(self.versions.1.take());
-        for (position, choice) in array(chunk.get("choices")).iter().enumerate() {
-            let index = choice.get("index").and_then(Value::as_u64).unwrap_or(position as u64);
+        let mut seen = BTreeSet::new();
+        for (place, choice) in array(chunk.get("choices")).iter().enumerate() {
+            let Some(index) = index(choice, place) else {
+                let odd = choice.get("index").map_or_else(|| place.to_string(), Value::to_string);
+                self.odd_indices.insert(odd);
+                continue;
+            };
             let known = self.choices.entry(index).or_default();
-            known.evidence.index = index as u8;
+            known.evidence.index = index;
             known.read(choice, &self.prepared);
+            // Two choices would grow into one.
+            if !seen.insert(index) {
+                known.evidence.damaged = Some(reason::ODD_CHOICE_INDEX);
+            }
         }
         if let Some(extension) = chunk.get("sglext").filter(|extension| extension.is_object()) {
             self.read_extension(extension);
@@ -193,20 +212,60 @@ impl StreamCapture {
 
     /// Reads SGLang's late chunk of ids.
     fn read_extension(&mut self, extension: &Value) {
-        let input = extension.get("input_ids");
         // Newer servers give one list of lists, one per choice, here too.
-        if let Some(prompt) = ids(input).or_else(|| ids(input.and_then(|lists| lists.get(0)))) {
-            self.prompt_ids = Some(prompt);
-        }
+        let input = extension.get("input_ids");
+        self.read_prompt(
+            input.and_then(|lists| lists.get(0)).filter(|list| list.is_array()).or(input),
+        );
         let output = extension.get("output_ids");
-        if let Some(only) = ids(output).filter(|ids| !ids.is_empty()) {
-            self.choices.entry(0).or_default().evidence.response_ids = Some(only);
+        match output {
+            Some(Value::Array(lists)) if lists.iter().any(Value::is_array) => {
+                lists.iter().enumerate().for_each(|(place, list)| self.read_output(place, list));
+            }
+            Some(Value::Array(none)) if none.is_empty() => {}
+            Some(only) => self.read_output(0, only),
+            None => {}
+        }
+    }
+
+    fn read_prompt(&mut self, told: Option<&Value>) {
+        match ids(told) {
+            Ok(None) => {}
+            Ok(prompt) => self.prompt_ids = prompt,
+            Err(_) => self.odd_prompt = true,
+        }
+    }
+
+    /// Reads the ids of the choice with that index.
+    fn read_output(&mut self, place: usize, list: &Value) {
+        if list.is_null() {
             return;
         }
-        for (index, list) in array(output).iter().enumerate() {
-            if let Some(ids) = ids(Some(list)) {
-                self.choices.entry(index as u64).or_default().evidence.response_ids = Some(ids);
+        let asked = place < self.prepared.choices as usize;
+        let index = u8::try_from(place).ok();
+        match index.filter(|index| asked || self.choices.contains_key(index)) {
+            Some(index) => self.choice(index).evidence.read_ids(list),
+            // Ids of a choice that there is not.
+            None if list.as_array().is_some_and(Vec::is_empty) => {}
+            None => {
+                self.odd_indices.insert(place.to_string());
             }
+        }
+    }
+
+    fn choice(&mut self, index: u8) -> &mut Choice {
+        let known = self.choices.entry(index).or_default();
+        known.evidence.index = index;
+        known
+    }
+}
+
+impl Evidence {
+    fn read_ids(&mut self, list: &Value) {
+        match ids(Some(list)) {
+            Ok(None) => {}
+            Ok(told) => self.response_ids = told,
+            Err(_) => self.odd_ids = true,
         }
     }
 }
@@ -214,8 +273,9 @@ impl StreamCapture {
 impl Choice {
     fn read(&mut self, choice: &Value, prepared: &Prepared) {
         self.evidence.read_choice(choice, prepared.dialect);
-        if let Some(told) = ids(choice.get("token_ids")) {
-            self.told_ids.extend(told);
+        match ids(choice.get("token_ids")) {
+            Ok(told) => self.told_ids.extend(told.into_iter().flatten()),
+            Err(_) => self.evidence.odd_ids = true,
         }
         let Some(delta) = choice.get("delta").and_then(Value::as_object) else { return };
         for (name, value) in delta {

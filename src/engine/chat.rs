@@ -86,9 +86,14 @@ fn read(answer: &Answer) -> Result<ChatReply, Error> {
         let message = told(&answer.body).message;
         return Err(Error::Refused { url: answer.url.clone(), message });
     }
-    let choice = value.get("choices").and_then(|choices| choices.get(0));
-    let Some(choice) = choice else {
-        return Err(answer.malformed("no choices"));
+    let choices = value.get("choices").and_then(Value::as_array).map(Vec::as_slice);
+    let choice = match choices.unwrap_or_default() {
+        [] => return Err(answer.malformed("no choices")),
+        [only] => only,
+        several => match first(several) {
+            Some(choice) => choice,
+            None => return Err(answer.malformed("none of several choices is the first")),
+        },
     };
     let Some(message) = choice.get("message").filter(|message| message.is_object()) else {
         return Err(answer.malformed("no `message` in the first choice"));
@@ -114,6 +119,16 @@ fn read(answer: &Answer) -> Result<ChatReply, Error> {
         completion_tokens: usage("completion_tokens"),
         weight_version: version.and_then(Value::as_str).map(str::to_owned),
     })
+}
+
+/// Returns the choice with index 0, wherever it stands. Its place counts where
+/// there is no index.
+fn first(choices: &[Value]) -> Option<&Value> {
+    let is_first = |(place, choice): &(usize, &Value)| match choice.get("index") {
+        None | Some(Value::Null) => *place == 0,
+        Some(index) => index.as_u64() == Some(0),
+    };
+    choices.iter().enumerate().find(is_first).map(|(_, choice)| choice)
 }
 
 #[cfg(test)]
@@ -148,6 +163,25 @@ mod tests {
         ];
         for body in bodies {
             assert!(matches!(reply(body.clone()), Err(Error::Malformed { .. })), "{body}");
+        }
+    }
+
+    #[test]
+    fn of_several_choices_the_one_with_index_0_counts() {
+        let choice =
+            |index: Value, text: &str| json!({"index": index, "message": {"content": text}});
+        let table = [
+            (json!([choice(json!(1), "b"), choice(json!(0), "a")]), Some("a")),
+            (json!([choice(Value::Null, "a"), choice(json!(1), "b")]), Some("a")),
+            (json!([{"message": {"content": "a"}}, {"message": {"content": "b"}}]), Some("a")),
+            (json!([choice(json!(7), "only")]), Some("only")),
+            (json!([choice(json!(2), "c"), choice(json!(1), "b")]), None),
+            (json!([choice(json!("0"), "c"), choice(json!(-1), "b")]), None),
+        ];
+        for (choices, expected) in table {
+            let found = reply(json!({"choices": choices})).map(|reply| reply.content);
+            assert_eq!(found.as_deref().ok(), expected, "{choices}");
+            assert!(matches!(found, Ok(_) | Err(Error::Malformed { .. })), "{choices}");
         }
     }
 

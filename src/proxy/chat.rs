@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 
-use crate::capture::{Dialect, Prepared, StreamCapture, prepare, read_answer};
+use crate::capture::{Dialect, Prepared, StreamCapture, prepare, read_answer, reason};
 use crate::session::History;
 use crate::wire::openai::ChatRequest;
 
@@ -214,6 +214,7 @@ async fn whole(
     let received = bytes.len() as u64;
     shared.metrics.bytes_from_engine.fetch_add(received, std::sync::atomic::Ordering::Relaxed);
     let read = read_answer(&bytes, &prepared);
+    shared.metrics.skip_choices(reason::ODD_CHOICE_INDEX, read.odd_choices);
     match read.skipped {
         Some(reason) => exchange.skip(reason),
         None => {

@@ -35,7 +35,7 @@ pub struct Summary {
     pub rows: u64,
     /// Turns that stay open for the next run.
     pub open: u64,
-    /// Requests that were not captured, by reason.
+    /// Requests, and choices of an answer, that were not captured, by reason.
     pub skipped: Vec<(&'static str, u64)>,
     /// Turns that must not be trained on, by reason.
     pub untrainable: Vec<(&'static str, u64)>,
@@ -50,6 +50,13 @@ impl Metrics {
     /// Counts a request that is not captured.
     pub(super) fn skip(&self, reason: &'static str) {
         add(&self.skipped, reason);
+    }
+
+    /// Counts choices of an answer that are not captured.
+    pub(super) fn skip_choices(&self, reason: &'static str, choices: usize) {
+        for _ in 0..choices {
+            add(&self.skipped, reason);
+        }
     }
 
     /// Counts a turn that must not be trained on.
@@ -113,7 +120,12 @@ impl Metrics {
             sample(&mut text, name, None, value.load(Ordering::Relaxed));
         }
         for (name, label, help, values) in [
-            ("skipped_total", "reason", "Requests that were not captured.", &self.skipped),
+            (
+                "skipped_total",
+                "reason",
+                "Requests and choices that were not captured.",
+                &self.skipped,
+            ),
             ("untrainable_total", "reason", "Turns not to be trained on.", &self.untrainable),
             ("refused_total", "code", "Answers of the proxy itself.", &self.refused),
         ] {

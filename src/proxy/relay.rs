@@ -11,7 +11,7 @@ use futures_util::stream::{self, BoxStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::capture::{Captured, Ending, Relay, StreamCapture};
+use crate::capture::{Captured, Ending, Relay, StreamCapture, reason};
 use crate::wire::sse::{Decoder, Event};
 
 use super::exchange::Exchange;
@@ -226,6 +226,14 @@ impl Stream {
         };
         let versions = (self.version.clone(), end.or_else(|| self.version.clone()));
         let captured: Vec<Captured> = self.capture.finish(ending);
+        let mut odd = self.capture.odd_choices();
+        if captured.is_empty() {
+            exchange.skip(reason::ODD_CHOICE_INDEX);
+            odd = odd.saturating_sub(1);
+            self.shared.metrics.skip_choices(reason::ODD_CHOICE_INDEX, odd);
+            return;
+        }
+        self.shared.metrics.skip_choices(reason::ODD_CHOICE_INDEX, odd);
         self.shared.recorder.record(exchange, captured, versions).await;
     }
 

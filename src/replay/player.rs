@@ -276,7 +276,8 @@ pub(super) async fn ask(engine: &Engine, body: &Value) -> Result<Answer, Asked> 
     if let Some(reason) = answer.skipped {
         return Err(Asked::Answer(format!("no answer in it: {reason}")));
     }
-    let captured = answer.captured.into_iter().next();
+    let several = answer.captured.len() > 1;
+    let captured = answer.captured.into_iter().find(|choice| !several || choice.choice == 0);
     let captured = captured.ok_or_else(|| Asked::Answer("no choice in it".to_owned()))?;
     Answer::replayed(captured).map_err(Asked::Answer)
 }

@@ -220,3 +220,42 @@ async fn a_session_whose_last_answer_is_empty_ends_with_the_turn_before() {
         assert_eq!(found, ends, "{last}");
     }
 }
+
+#[tokio::test]
+async fn every_choice_is_a_row_or_counted() {
+    let script = |seen: &Seen| {
+        let choice = |index: i64| {
+            json!({"index": index, "delta": {"content": "x"}, "finish_reason": "stop",
+                "message": {"role": "assistant", "content": "x"}})
+        };
+        let indices: &[i64] = match seen.text() {
+            text if text.contains("odd") => &[4_000_000_000, -1],
+            text if text.contains("twice") => &[0, 0],
+            _ => &[0, 300],
+        };
+        let choices: Vec<_> = indices.iter().map(|index| choice(*index)).collect();
+        match seen.text().contains("\"stream\":true") {
+            true => {
+                let mut steps = vec![super::stream_head()];
+                steps.extend(choices.iter().map(|choice| event(&json!({"choices": [choice]}))));
+                steps.extend([done(), Step::End]);
+                steps
+            }
+            false => whole(200, &json!({ "choices": choices }).to_string()),
+        }
+    };
+    // A stream's second piece with the same index goes on with the first.
+    for (stream, skipped, turns) in [(false, 4, 2), (true, 3, 2)] {
+        let rig = Rig::start(Speaks::Sglang, script, |_| {}).await;
+        for what in ["odd", "twice", "far"] {
+            let body = json!({"model": "m1", "stream": stream, "messages": [user(what)]});
+            rig.chat(&body).send().await.unwrap().text().await.unwrap();
+        }
+        let summary = rig.running.shutdown().await.unwrap();
+        assert_eq!(summary.skipped, [("odd_choice_index", skipped)], "{stream}");
+        assert_eq!((summary.turns, summary.rows, summary.open), (turns, turns, 0), "{stream}");
+        let found = super::rows(rig.folder.path());
+        assert!(found.iter().all(|row| row.choice == 0));
+        assert_eq!(found.len() as u64, turns);
+    }
+}
