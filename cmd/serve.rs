@@ -26,7 +26,9 @@ const COMPACT: u64 = 64 << 20;
 ///
 /// Chats pass through byte by byte to `--engine`, or to an engine inside this
 /// process (`--model`). What the engine is asked beyond the client's request
-/// (token ids, log-probs, counts) is cut out of the client's copy again.
+/// (token ids, log-probs, counts) is cut out of the client's copy again. An answer
+/// beyond `--max-answer` passes without being held: it is not recorded, not cut,
+/// and counted as `answer_too_large`.
 ///
 /// A turn becomes a row when its next state is known: the messages that a later
 /// request of the same conversation appends to it. Conversations are told apart
@@ -102,6 +104,9 @@ pub(crate) struct Args {
     /// Largest body of a request
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = units::bytes)]
     max_body: usize,
+    /// Largest answer that is recorded, unpacked; a larger one only passes
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = units::bytes)]
+    max_answer: usize,
     /// Longest wait for the engine to begin its answer
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = units::duration)]
     answer_timeout: Duration,
@@ -219,6 +224,7 @@ async fn options(
         flush_open: args.flush_open,
         limits: Limits {
             body: args.max_body,
+            answer_bytes: args.max_answer,
             answer: args.answer_timeout,
             silence: args.silence,
             hold: args.hold,

@@ -18,6 +18,7 @@ mod recorder;
 mod relay;
 mod routes;
 mod upstream;
+mod whole;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -39,6 +40,11 @@ pub use metrics::Summary;
 use metrics::Metrics;
 use recorder::Recorder;
 use upstream::Upstream;
+
+/// Documents larger than this are read on a thread of their own.
+const LARGE: usize = 256 << 10;
+/// Why an answer is not recorded that outgrows the limit of what is held.
+const TOO_LARGE: &str = "answer_too_large";
 
 /// How a proxy works.
 #[derive(Debug, Clone)]
@@ -72,6 +78,9 @@ pub struct Options {
 pub struct Limits {
     /// Bytes of a request's body.
     pub body: usize,
+    /// Bytes of an answer, unpacked, that are held to record it. A larger one only
+    /// passes.
+    pub answer_bytes: usize,
     /// Time until the engine begins to answer.
     pub answer: Duration,
     /// Time between two pieces of an answer.

@@ -49,6 +49,8 @@ pub struct StreamCapture {
     failed: bool,
     damaged: Option<&'static str>,
     done: bool,
+    /// Whether chunks are only cut, and no longer read.
+    closed: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -74,6 +76,19 @@ impl StreamCapture {
             failed: false,
             damaged: None,
             done: false,
+            closed: false,
+        }
+    }
+
+    /// Returns a reader of the same answer that has read nothing yet.
+    pub fn unread(&self) -> Self {
+        Self::new(self.prepared.clone())
+    }
+
+    /// Forgets what was read, and reads no more. Events are still cut.
+    pub fn stop_reading(&mut self) {
+        if !self.closed {
+            *self = Self { closed: true, done: self.done, ..self.unread() };
         }
     }
 
@@ -180,6 +195,9 @@ impl StreamCapture {
     }
 
     fn read(&mut self, chunk: &Value) {
+        if self.closed {
+            return;
+        }
         if chunk.get("error").is_some_and(|error| !error.is_null()) {
             self.failed = true;
         }

@@ -53,6 +53,10 @@ impl Answer {
 
 /// Most bytes of an answer that are read.
 const LARGEST_ANSWER: usize = 256 << 20;
+/// Most bytes of what a server tells about itself.
+const LARGEST_ACCOUNT: usize = 16 << 20;
+/// Most bytes of what a server tells about an error: its start says what it is.
+const LARGEST_ERROR: usize = 1 << 20;
 
 impl Transport {
     /// Makes the client of a server.
@@ -119,11 +123,19 @@ impl Transport {
         let web_page = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/html"));
         let asked =
             header(RETRY_AFTER).and_then(|text| retry::retry_after(text, SystemTime::now()));
+        let most = match status.is_success() {
+            true if call.method == Method::GET => LARGEST_ACCOUNT,
+            true => LARGEST_ANSWER,
+            false => LARGEST_ERROR,
+        };
         let mut body = Vec::new();
         while let Some(piece) = response.chunk().await.map_err(failed)? {
             body.extend_from_slice(&piece);
-            if body.len() > LARGEST_ANSWER {
-                let reason = format!("it is longer than {LARGEST_ANSWER} bytes");
+            if body.len() > most && !status.is_success() {
+                break;
+            }
+            if body.len() > most {
+                let reason = format!("it is longer than {most} bytes");
                 return Err(Error::Malformed { url, reason });
             }
         }

@@ -1,6 +1,5 @@
 //! `/v1/chat/completions`.
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +10,8 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue}
 use axum::http::{Method, StatusCode, request};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::StreamExt;
-use futures_util::stream::BoxStream;
 
-use crate::capture::{Dialect, Prepared, StreamCapture, prepare, read_answer, reason};
+use crate::capture::{Dialect, Prepared, StreamCapture, prepare};
 use crate::session::History;
 use crate::wire::openai::ChatRequest;
 
@@ -24,10 +21,8 @@ use super::exchange::{Caller, Exchange, Marks};
 use super::forward::{self, Call};
 use super::metrics::count;
 use super::routes::Owner;
-use super::{Flight, Shared, body, relay};
+use super::{Flight, LARGE, Shared, body, relay, whole};
 
-/// Bodies larger than this are read on a thread of their own.
-const LARGE: usize = 256 << 10;
 /// A version of the weights that was asked for so recently is good enough.
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -182,7 +177,7 @@ async fn captured(
             let capture = StreamCapture::new(prepared);
             relay::start(bytes, exchange, capture, shared.clone(), (version, flight))
         }
-        false => whole(bytes, prepared, exchange, shared, version).await?,
+        false => whole::answer(bytes, prepared, exchange, shared, (version, flight)).await?,
     };
     let mut response = Response::new(body);
     *response.status_mut() = status;
@@ -190,49 +185,12 @@ async fn captured(
     Ok(response)
 }
 
-/// Reads a whole answer, records it, and returns the client's copy.
-async fn whole(
-    mut stream: BoxStream<'static, io::Result<Bytes>>,
-    prepared: Prepared,
-    exchange: Exchange,
-    shared: &Arc<Shared>,
-    version: Option<String>,
-) -> Result<Body, Refusal> {
-    let silence = shared.limits.silence;
-    let mut bytes = Vec::new();
-    loop {
-        match tokio::time::timeout(silence, stream.next()).await {
-            Ok(None) => break,
-            Ok(Some(Ok(chunk))) => bytes.extend_from_slice(&chunk),
-            Ok(Some(Err(_))) | Err(_) => {
-                exchange.skip("answer_broke_off");
-                let message = "the engine's answer broke off";
-                return Err(Refusal::new(StatusCode::BAD_GATEWAY, "upstream_broken", message));
-            }
-        }
-    }
-    let received = bytes.len() as u64;
-    shared.metrics.bytes_from_engine.fetch_add(received, std::sync::atomic::Ordering::Relaxed);
-    let read = read_answer(&bytes, &prepared);
-    shared.metrics.skip_choices(reason::ODD_CHOICE_INDEX, read.odd_choices);
-    match read.skipped {
-        Some(reason) => exchange.skip(reason),
-        None => {
-            let polled = (version.clone(), version);
-            shared.recorder.record(exchange, read.captured, polled).await;
-        }
-    }
-    let bytes = read.client.unwrap_or(bytes);
-    let sent = bytes.len() as u64;
-    shared.metrics.bytes_to_clients.fetch_add(sent, std::sync::atomic::Ordering::Relaxed);
-    Ok(Body::from(bytes))
-}
-
 /// Passes an answer on unread.
 pub(super) fn passed(answer: reqwest::Response, shared: &Arc<Shared>, flight: Flight) -> Response {
     let status = answer.status();
     let headers = forward::answer_headers(answer.headers(), true);
-    let mut response = Response::new(relay::pass(answer, shared.clone(), flight));
+    let bytes = encoding::plain(answer, Coding::Plain);
+    let mut response = Response::new(relay::pass(bytes, shared.clone(), flight));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response

@@ -108,28 +108,38 @@ pub(super) fn plain(
     }
 }
 
+/// Packed bytes that are unpacked at once. They grow up to a thousandfold, so
+/// that a small packet could become more than there is memory.
+const SLICE: usize = 4 << 10;
+
 fn unpacked(
     packed: BoxStream<'static, io::Result<Bytes>>,
     decoder: Decoder,
 ) -> BoxStream<'static, io::Result<Bytes>> {
-    let start = Some((packed, decoder));
+    let start = Some((packed, decoder, Bytes::new()));
     let pieces = stream::unfold(start, |state| async {
-        let (mut packed, mut decoder) = state?;
+        let (mut packed, mut decoder, mut waiting) = state?;
         loop {
-            let piece = match packed.next().await {
-                Some(Ok(bytes)) => decoder.push(&bytes),
-                Some(Err(error)) => Err(error),
-                None => {
-                    let rest = decoder.finish();
-                    return rest.map_or_else(
-                        |error| Some((Err(error), None)),
-                        |rest| (!rest.is_empty()).then_some((Ok(rest), None)),
-                    );
-                }
-            };
-            match piece {
+            if waiting.is_empty() {
+                waiting = match packed.next().await {
+                    Some(Ok(bytes)) => bytes,
+                    Some(Err(error)) => return Some((Err(error), None)),
+                    None => {
+                        let rest = decoder.finish();
+                        return rest.map_or_else(
+                            |error| Some((Err(error), None)),
+                            |rest| (!rest.is_empty()).then_some((Ok(rest), None)),
+                        );
+                    }
+                };
+            } else {
+                // Other chats have their turn between two slices.
+                tokio::task::yield_now().await;
+            }
+            let slice = waiting.split_to(waiting.len().min(SLICE));
+            match decoder.push(&slice) {
                 Ok(plain) if plain.is_empty() => {}
-                Ok(plain) => return Some((Ok(plain), Some((packed, decoder)))),
+                Ok(plain) => return Some((Ok(plain), Some((packed, decoder, waiting)))),
                 Err(error) => return Some((Err(error), None)),
             }
         }

@@ -15,7 +15,7 @@ use crate::capture::{Captured, Ending, Relay, StreamCapture, reason};
 use crate::wire::sse::{Decoder, Event};
 
 use super::exchange::Exchange;
-use super::{Flight, Shared};
+use super::{Flight, LARGE, Shared, TOO_LARGE};
 
 /// Pieces that may wait for a slow client; then the engine waits, too.
 const QUEUE: usize = 16;
@@ -30,6 +30,8 @@ pub(super) struct Stream {
     shared: Arc<Shared>,
     decoder: Decoder,
     capture: StreamCapture,
+    /// Bytes of the engine, unpacked, so far.
+    received: usize,
     /// Taken when the answer is recorded.
     exchange: Option<Exchange>,
     /// The weights' version before the first byte.
@@ -56,9 +58,10 @@ pub(super) fn start(
 ) -> Body {
     let (client, queue) = mpsc::channel(QUEUE);
     let stream = Stream {
+        decoder: Decoder::with_limit(shared.limits.answer_bytes),
         shared,
-        decoder: Decoder::default(),
         capture,
+        received: 0,
         exchange: Some(exchange),
         version,
         version_end: None,
@@ -70,8 +73,11 @@ pub(super) fn start(
 }
 
 /// Passes bytes on unread, ending both sides when the engine falls silent.
-pub(super) fn pass(answer: reqwest::Response, shared: Arc<Shared>, flight: Flight) -> Body {
-    let bytes = answer.bytes_stream().boxed();
+pub(super) fn pass(
+    bytes: BoxStream<'static, io::Result<Bytes>>,
+    shared: Arc<Shared>,
+    flight: Flight,
+) -> Body {
     let state = (bytes, shared, flight);
     Body::from_stream(stream::unfold(Some(state), |state| async {
         let (mut bytes, shared, flight) = state?;
@@ -84,7 +90,7 @@ pub(super) fn pass(answer: reqwest::Response, shared: Arc<Shared>, flight: Fligh
         match next {
             Ok(None) => None,
             Ok(Some(Ok(chunk))) => Some((Ok(chunk), Some((bytes, shared, flight)))),
-            Ok(Some(Err(error))) => Some((Err(io::Error::other(error)), None)),
+            Ok(Some(Err(error))) => Some((Err(error), None)),
             Err(_) => Some((Err(silent(silence)), None)),
         }
     }))
@@ -114,7 +120,11 @@ impl Stream {
             let received = chunk.len() as u64;
             let counter = &self.shared.metrics.bytes_from_engine;
             counter.fetch_add(received, std::sync::atomic::Ordering::Relaxed);
-            let events: Vec<_> = self.decoder.push(&chunk).collect();
+            self.received = self.received.saturating_add(chunk.len());
+            if self.received > self.shared.limits.answer_bytes {
+                self.give_up(TOO_LARGE);
+            }
+            let events: Vec<_> = self.decoder.push(&chunk).map(Arc::new).collect();
             let mut out = Vec::with_capacity(chunk.len());
             for event in events {
                 self.event(&event, &mut out).await;
@@ -167,9 +177,9 @@ impl Stream {
     }
 
     /// Reads an event, and appends what the client gets of it.
-    async fn event(&mut self, event: &Event, out: &mut Vec<u8>) {
+    async fn event(&mut self, event: &Arc<Event>, out: &mut Vec<u8>) {
         let was_finished = self.capture.is_finished();
-        let relay = self.capture.event(event);
+        let relay = self.read(event).await;
         if !was_finished && self.capture.is_finished() {
             // From here on the client may go on with the conversation.
             if let Some(exchange) = &mut self.exchange {
@@ -189,11 +199,46 @@ impl Stream {
         }
     }
 
+    /// Reads an event, a large one on a thread of its own.
+    async fn read(&mut self, event: &Arc<Event>) -> Relay {
+        if event.raw.len() <= LARGE {
+            return self.capture.event(event);
+        }
+        let unread = self.capture.unread();
+        let mut capture = std::mem::replace(&mut self.capture, unread);
+        let event = event.clone();
+        let work = move || {
+            let relay = capture.event(&event);
+            (capture, relay)
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok((capture, relay)) => {
+                self.capture = capture;
+                relay
+            }
+            // A panic in there must not break the chat.
+            Err(_) => {
+                self.give_up(reason::UNREADABLE_ANSWER);
+                Relay::Pass
+            }
+        }
+    }
+
+    /// Records nothing of the answer, and holds no more of it than a piece. The
+    /// rest passes, cut as far as its pieces are small.
+    fn give_up(&mut self, why: &'static str) {
+        if let Some(exchange) = self.exchange.take() {
+            exchange.skip(why);
+        }
+        self.capture.stop_reading();
+        self.decoder.lower_limit(LARGE);
+    }
+
     async fn end(mut self, stop: Stop) {
         let rest = std::mem::take(&mut self.decoder).finish();
         if let Some(event) = rest {
             let mut out = Vec::new();
-            self.event(&event, &mut out).await;
+            self.event(&Arc::new(event), &mut out).await;
             self.send(Ok(out.into())).await;
         }
         let ending = match &stop {

@@ -111,6 +111,11 @@ impl Decoder {
         }
     }
 
+    /// Holds no more than about `limit` bytes from now on.
+    pub fn lower_limit(&mut self, limit: usize) {
+        self.limit = self.limit.min(limit);
+    }
+
     /// Takes the next bytes and returns the blocks they complete.
     pub fn push(&mut self, bytes: &[u8]) -> impl Iterator<Item = Event> + use<> {
         let mut events = Vec::new();

@@ -1,5 +1,6 @@
 //! The proxy over real sockets, in front of a scripted engine.
 
+mod large;
 mod odd;
 
 use std::path::Path;
@@ -52,6 +53,7 @@ async fn options(upstream: &FakeUpstream, spool: &Path) -> Options {
         flush_open: true,
         limits: Limits {
             body: 4 << 20,
+            answer_bytes: 64 << 20,
             answer: Duration::from_secs(20),
             silence: Duration::from_secs(20),
             hold: Duration::from_secs(20),

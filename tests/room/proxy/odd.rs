@@ -12,7 +12,7 @@ use super::{
 };
 use crate::harness::fake_upstream::json as whole;
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()
@@ -30,7 +30,7 @@ fn raw(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-fn packed_head(kind: &str, coding: &'static str) -> Step {
+pub(super) fn packed_head(kind: &str, coding: &'static str) -> Step {
     let headers = vec![("content-type", kind.to_owned()), ("content-encoding", coding.to_owned())];
     Step::Head(200, headers)
 }
