@@ -120,7 +120,7 @@ async fn an_endless_line_passes_while_it_comes() {
     .await;
     let mut response = rig.chat(&ask_stream("hi")).send().await.unwrap();
     let mut length = 0;
-    while length < 6 + (64 * 16 << 10) {
+    while length < 6 + 64 * (16 << 10) {
         length += response.chunk().await.unwrap().unwrap().len();
     }
     gate.open();
