@@ -57,7 +57,9 @@ use peers::Peers;
 /// edge: a session of two shards may have a turn promoted in each.
 ///
 /// A row that contradicts itself (lists of different length, numbers that are
-/// none) gets an `advantage_error`; the others go on and the exit code is 3.
+/// none, log-probs above 0, a reward beyond -1 to 1) gets an `advantage_error`; the
+/// others go on and the exit code is 3. If of several hints one has such log-probs
+/// and a later one has none, the later one teaches, and `sample_reason` tells.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -309,6 +311,9 @@ fn table(summary: &Summary, tally: &Tally, estimator: Estimator) -> Table {
     row("  refused".to_owned(), summary.refused.to_string());
     for (reason, count) in &summary.reasons {
         row(format!("no signal: {}", visible(reason)), count.to_string());
+    }
+    if summary.passed_over > 0 {
+        row("taught by another candidate".to_owned(), summary.passed_over.to_string());
     }
     row("trainable tokens".to_owned(), summary.tokens.to_string());
     if summary.without_log_probs > 0 {

@@ -20,7 +20,7 @@ pub use note::{Standing, note, note_among};
 pub use promotion::{Outcome, outcome, promoted};
 pub use returns::{gae, reinforce_plus_plus, reinforce_plus_plus_baseline};
 pub use shares::{Member, member, shares};
-pub use signals::{NO_SIGNAL_PROMOTED, Signals, resolve, reward, structural_mask};
+pub use signals::{NO_SIGNAL_PROMOTED, Signals, resolve, reward, structural_mask, untrainable};
 pub use summary::{Spread, Summary};
 
 use std::fmt;
@@ -252,10 +252,20 @@ pub enum Refusal {
     /// A number is NaN or infinite where it would be trained on.
     #[error("{column} is not finite at token {token}")]
     NotFinite {
-        /// The column.
-        column: &'static str,
+        /// The column, with the candidate where there are several.
+        column: String,
         /// The token, counted from 0.
         token: usize,
+    },
+    /// A log-prob above 0 where it would be trained on.
+    #[error("{column} is {value} at token {token}, above 0")]
+    AboveZero {
+        /// The column, with the candidate where there are several.
+        column: String,
+        /// The token, counted from 0.
+        token: usize,
+        /// The value.
+        value: f32,
     },
     /// A token id below 0.
     #[error("{column} has id {id} at token {token}")]
@@ -270,6 +280,14 @@ pub enum Refusal {
     /// The reward is NaN or infinite.
     #[error("{column} is {value}")]
     Reward {
+        /// The column.
+        column: &'static str,
+        /// Its value.
+        value: f32,
+    },
+    /// The reward is none.
+    #[error("{column} is {value:?}, wanted -1 to 1")]
+    RewardRange {
         /// The column.
         column: &'static str,
         /// Its value.

@@ -3,6 +3,7 @@
 
 use super::Refusal;
 use crate::trajectory::Turn;
+use crate::trajectory::lint::bad_log_prob;
 use crate::trajectory::words::{NextStateKind, RewardSource, SampleKind, Status, TokenSource};
 
 /// The reason of a promoted turn that has nothing to learn from.
@@ -19,7 +20,8 @@ pub struct Signals {
     pub teacher: Option<usize>,
     /// Which signals there are.
     pub kind: SampleKind,
-    /// Why there are none, or why no token may be trained.
+    /// Why there are none, why no token may be trained, or why a candidate was
+    /// passed over.
     pub reason: Option<String>,
     /// 1 for each response token that may be trained; `None` without ids.
     pub mask: Option<Vec<i8>>,
@@ -44,14 +46,16 @@ pub fn resolve(turn: &Turn) -> Result<Signals, Refusal> {
     let mask = structural_mask(turn);
     check_log_probs(turn, untrainable.is_none())?;
     let (reward, reward_source) = reward(turn)?.unzip();
-    let teacher = usable_candidate(turn)?;
+    let (teacher, passed_over) = usable_candidate(turn, untrainable.is_none())?;
     let kind = match (teacher.is_some(), reward.is_some_and(|reward| reward != 0.0)) {
         (true, true) => SampleKind::OpdRl,
         (true, false) => SampleKind::Opd,
         (false, true) => SampleKind::Rl,
         (false, false) => SampleKind::None,
     };
-    let reason = untrainable.or_else(|| (kind == SampleKind::None).then(|| silence(turn, reward)));
+    let reason = untrainable
+        .or_else(|| (kind == SampleKind::None).then(|| silence(turn, reward)))
+        .or(passed_over);
     Ok(Signals { reward, reward_source, teacher, kind, reason, mask })
 }
 
@@ -63,8 +67,9 @@ pub fn reward(turn: &Turn) -> Result<Option<(f32, RewardSource)>, Refusal> {
         (None, Some(value)) => ("score", value, RewardSource::Judged),
         (None, None) => return Ok(None),
     };
-    match value.is_finite() {
+    match (-1.0..=1.0).contains(&value) {
         true => Ok(Some((value, source))),
+        false if value.is_finite() => Err(Refusal::RewardRange { column, value }),
         false => Err(Refusal::Reward { column, value }),
     }
 }
@@ -77,7 +82,7 @@ pub fn structural_mask(turn: &Turn) -> Option<Vec<i8>> {
 }
 
 /// Returns why no token of the row may be trained.
-fn untrainable(turn: &Turn) -> Option<String> {
+pub fn untrainable(turn: &Turn) -> Option<String> {
     if let Some(reason) = &turn.untrainable_reason {
         return Some(reason.clone());
     }
@@ -134,31 +139,53 @@ fn check_log_probs(turn: &Turn, trainable: bool) -> Result<(), Refusal> {
     let Some(log_probs) = &turn.rollout_log_probs else { return Ok(()) };
     let column = "rollout_log_probs";
     check_length(column.to_owned(), log_probs.len(), responses(turn), "response ids")?;
-    let odd = log_probs.iter().position(|value| value.is_some_and(|value| !value.is_finite()));
-    match odd {
-        Some(token) if trainable => Err(Refusal::NotFinite { column, token }),
+    match odd(column.to_owned(), log_probs.iter().copied()) {
+        Some(refusal) if trainable => Err(refusal),
         _ => Ok(()),
     }
 }
 
-/// Returns the first candidate that has a finite log-prob for every response
-/// token.
-fn usable_candidate(turn: &Turn) -> Result<Option<usize>, Refusal> {
-    let Some(candidates) = &turn.teacher_log_probs else { return Ok(None) };
+/// Finds the first number that is no log-prob.
+fn odd(column: String, log_probs: impl IntoIterator<Item = Option<f32>>) -> Option<Refusal> {
+    let found =
+        |(token, value): (usize, Option<f32>)| Some((token, value.filter(|it| bad_log_prob(*it))?));
+    let (token, value) = log_probs.into_iter().enumerate().find_map(found)?;
+    Some(match value.is_finite() {
+        true => Refusal::AboveZero { column, token, value },
+        false => Refusal::NotFinite { column, token },
+    })
+}
+
+/// Returns the first candidate that has a log-prob for every response token, and
+/// which one before it has numbers that are none. If no other can take that one's
+/// place, a row that may be trained contradicts itself.
+fn usable_candidate(
+    turn: &Turn,
+    trainable: bool,
+) -> Result<(Option<usize>, Option<String>), Refusal> {
+    let Some(candidates) = &turn.teacher_log_probs else { return Ok((None, None)) };
     if let Some(hints) = &turn.hints {
         let column = "teacher_log_probs".to_owned();
         check_length(column, candidates.len(), hints.len(), "hints")?;
     }
-    let mut usable = None;
+    let (mut usable, mut broken) = (None, None);
     for (candidate, log_probs) in candidates.iter().enumerate() {
         let Some(log_probs) = log_probs else { continue };
         let column = format!("teacher_log_probs[{candidate}]");
-        check_length(column, log_probs.len(), responses(turn), "response ids")?;
-        if log_probs.iter().all(|value| value.is_finite()) && !log_probs.is_empty() {
-            usable = usable.or(Some(candidate));
+        check_length(column.clone(), log_probs.len(), responses(turn), "response ids")?;
+        match odd(column, log_probs.iter().copied().map(Some)) {
+            Some(refusal) if usable.is_none() => broken = broken.or(Some(refusal)),
+            None if !log_probs.is_empty() => usable = usable.or(Some(candidate)),
+            _ => {}
         }
     }
-    Ok(usable)
+    match (usable, broken) {
+        (None, Some(refusal)) if trainable => Err(refusal),
+        (Some(teacher), Some(refusal)) => {
+            Ok((usable, Some(format!("{refusal}: candidate {teacher} teaches"))))
+        }
+        _ => Ok((usable, None)),
+    }
 }
 
 fn responses(turn: &Turn) -> usize {

@@ -69,6 +69,9 @@ pub struct Summary {
     pub kinds: BTreeMap<SampleKind, u64>,
     /// Rows per reason for carrying nothing.
     pub reasons: BTreeMap<String, u64>,
+    /// Rows that another candidate teaches than the first, which has numbers that
+    /// are no log-probs.
+    pub passed_over: u64,
     /// Rows that contradict themselves.
     pub refused: u64,
     /// Rows kept by the at-least-one rule.
@@ -92,8 +95,12 @@ impl Summary {
         *self.kinds.entry(kind).or_default() += 1;
         self.promoted += u64::from(turn.promoted == Some(true));
         self.refused += u64::from(turn.advantage_error.is_some());
-        if let Some(reason) = &turn.sample_reason {
-            *self.reasons.entry(reason.clone()).or_default() += 1;
+        let trainable = turn.loss_mask.as_ref().is_some_and(|mask| mask.contains(&1));
+        match &turn.sample_reason {
+            // A reason beside a signal.
+            Some(_) if trainable => self.passed_over += 1,
+            Some(reason) => *self.reasons.entry(reason.clone()).or_default() += 1,
+            None => {}
         }
         let Some(mask) = &turn.loss_mask else { return };
         let trained = |token: &usize| mask[*token] == 1;

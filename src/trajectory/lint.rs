@@ -12,6 +12,14 @@ use super::turn::Micros;
 /// Slack for a log-prob that rounding lifted above 0.
 const ABOVE_ZERO: f32 = 1e-4;
 
+/// Largest size of an advantage. Rewards end at 1 and log-probs at some hundreds;
+/// what is beyond this is no measurement, and its square may overflow.
+pub const LARGEST_ADVANTAGE: f32 = 1e6;
+
+/// Smallest temperature of sampling; 0 stands for the likeliest token. Log-probs
+/// of a smaller one overflow.
+pub const SMALLEST_TEMPERATURE: f32 = 1e-4;
+
 /// A broken invariant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
@@ -154,7 +162,18 @@ impl Linter {
     }
 }
 
-/// Whether a log-prob can be one.
-fn bad_log_prob(value: f32) -> bool {
+/// Returns whether a number can be no log-prob.
+pub fn bad_log_prob(value: f32) -> bool {
     !value.is_finite() || value > ABOVE_ZERO
+}
+
+/// Returns whether a number can be no advantage.
+pub fn bad_advantage(value: f32) -> bool {
+    // Of NaN, too.
+    !(-LARGEST_ADVANTAGE..=LARGEST_ADVANTAGE).contains(&value)
+}
+
+/// Returns whether log-probs cannot have been computed at a temperature.
+pub fn bad_temperature(value: f32) -> bool {
+    !(SMALLEST_TEMPERATURE..=f32::MAX).contains(&value)
 }

@@ -138,6 +138,35 @@ fn the_first_usable_candidate_teaches() {
 }
 
 #[test]
+fn a_candidate_that_another_replaces_is_told() {
+    let second = Some(vec![-0.25, -0.25, -0.25]);
+    for (first, reason) in [
+        (
+            vec![-0.1, f32::NAN, -0.3],
+            "teacher_log_probs[0] is not finite at token 1: candidate 1 teaches",
+        ),
+        (
+            vec![-0.1, -0.2, 3.0],
+            "teacher_log_probs[0] is 3 at token 2, above 0: candidate 1 teaches",
+        ),
+    ] {
+        let turn = Turn { teacher_log_probs: Some(vec![Some(first), second.clone()]), ..whole(1) };
+        let opd = method(Estimator::Opd);
+        let noted = note(turn, false, &opd);
+        assert_eq!(noted.advantage_error, None);
+        assert_eq!(noted.sample_reason.as_deref(), Some(reason));
+        assert_eq!(noted.loss_mask, Some(vec![1; 3]));
+        let mut summary = Summary::default();
+        summary.add(&noted, &opd);
+        assert_eq!((summary.passed_over, summary.reasons.len()), (1, 0));
+    }
+    // One after the candidate that teaches is in nobody's way.
+    let odd = Some(vec![f32::NAN; 3]);
+    let turn = Turn { teacher_log_probs: Some(vec![second, odd]), ..whole(1) };
+    assert_eq!(note(turn, false, &method(Estimator::Opd)).sample_reason, None);
+}
+
+#[test]
 fn a_row_that_contradicts_itself_is_refused_by_name() {
     let nan = vec![Some(-0.5), Some(f32::NAN), None];
     for (turn, error) in [
@@ -163,6 +192,23 @@ fn a_row_that_contradicts_itself_is_refused_by_name() {
             "rollout_log_probs is not finite at token 1",
         ),
         (Turn { score: Some(f32::NAN), ..whole(1) }, "score is NaN"),
+        (Turn { score: Some(7e30), ..whole(1) }, "score is 7e30, wanted -1 to 1"),
+        (
+            Turn { reward_explicit: Some(-1.5), ..whole(1) },
+            "reward_explicit is -1.5, wanted -1 to 1",
+        ),
+        (
+            Turn { rollout_log_probs: Some(vec![Some(-0.5), Some(5.0), None]), ..whole(1) },
+            "rollout_log_probs is 5 at token 1, above 0",
+        ),
+        (
+            Turn { teacher_log_probs: Some(vec![Some(vec![-0.1, 3.0, -0.1]), None]), ..whole(1) },
+            "teacher_log_probs[0] is 3 at token 1, above 0",
+        ),
+        (
+            Turn { teacher_log_probs: Some(vec![None, Some(vec![f32::NAN; 3])]), ..whole(1) },
+            "teacher_log_probs[1] is not finite at token 0",
+        ),
     ] {
         let noted = note(turn, false, &method(Estimator::Combine));
         assert_eq!(noted.advantage_error.as_deref(), Some(error));

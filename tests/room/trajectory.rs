@@ -84,6 +84,7 @@ fn words_parse_what_they_print() {
 type Breakage = (&'static str, &'static str, fn(&mut Turn));
 
 const BREAKAGES: &[Breakage] = &[
+    ("a turn has an id", "turn_id", |t| t.turn_id.clear()),
     ("turns count from 1, and only turn 1 has no parent", "turn", |t| t.turn = 0),
     ("turns count from 1, and only turn 1 has no parent", "parent_turn_id", |t| {
         t.parent_turn_id = None;
@@ -105,6 +106,9 @@ const BREAKAGES: &[Breakage] = &[
     }),
     ("sampling settings are numbers in their ranges", "sampling", |t| {
         t.sampling.temperature = Some(f32::INFINITY);
+    }),
+    ("sampling settings are numbers in their ranges", "sampling", |t| {
+        t.sampling.temperature = Some(1e-30);
     }),
     ("sampling settings are numbers in their ranges", "sampling", |t| {
         t.sampling.top_p = Some(1.1);
@@ -147,6 +151,9 @@ const BREAKAGES: &[Breakage] = &[
         t.rollout_log_probs = Some(vec![Some(-1.0), Some(f32::NEG_INFINITY), None]);
     }),
     ("log-probs match the response ids", "rollout_log_probs", |t| t.response_ids = None),
+    ("a row that cannot be trained on says why", "untrainable_reason", |t| {
+        t.prompt_ids = Some(Vec::new());
+    }),
     ("a row that cannot be trained on says why", "untrainable_reason", |t| t.prompt_ids = None),
     ("a row that cannot be trained on says why", "untrainable_reason", |t| {
         t.token_source = TokenSource::Retokenized;
@@ -252,6 +259,9 @@ const BREAKAGES: &[Breakage] = &[
     }),
     ("the mask is 0 or 1 per response id", "loss_mask", |t| t.loss_mask = Some(vec![1, 1])),
     ("the mask is 0 or 1 per response id", "loss_mask", |t| t.loss_mask = Some(vec![1, 2, 1])),
+    ("advantages are finite, one per response id", "rl_advantages", |t| {
+        t.rl_advantages = Some(vec![1e38; 3]);
+    }),
     ("advantages are finite, one per response id", "advantages", |t| {
         t.advantages = Some(vec![0.0]);
     }),

@@ -2,11 +2,12 @@
 
 use serde_json::Value;
 
-use super::{Fault, Rule, bad_log_prob};
+use super::{Fault, Rule, bad_log_prob, bad_temperature};
 use crate::trajectory::Turn;
 use crate::trajectory::words::{NextStateKind, Status, TokenSource, WeightVersionSource};
 
 pub(super) const RULES: &[Rule] = &[
+    Rule { says: "a turn has an id", check: turn_id },
     Rule { says: "turns count from 1, and only turn 1 has no parent", check: position },
     Rule { says: "a session's confidence is between 0 and 1", check: confidence },
     Rule { says: "an answer ends after its request came", check: times },
@@ -22,6 +23,10 @@ pub(super) const RULES: &[Rule] = &[
     Rule { says: "the next state goes with its kind", check: next_state },
     Rule { says: "an explicit reward is between -1 and 1", check: reward_explicit },
 ];
+
+fn turn_id(turn: &Turn) -> Vec<Fault> {
+    unless(!turn.turn_id.is_empty(), "turn_id", || "empty".to_owned())
+}
 
 fn position(turn: &Turn) -> Vec<Fault> {
     let mut faults = Vec::new();
@@ -61,16 +66,19 @@ fn weight_version(turn: &Turn) -> Vec<Fault> {
 
 fn sampling(turn: &Turn) -> Vec<Fault> {
     let sampling = &turn.sampling;
-    let ranges = [
-        ("temperature", sampling.temperature, f32::MAX),
-        ("top_p", sampling.top_p, 1.0),
-        ("min_p", sampling.min_p, 1.0),
-    ];
-    let wrong = ranges.into_iter().filter_map(|(name, value, most)| {
-        let value = value.filter(|value| !(0.0..=most).contains(value))?;
-        Some(Fault::new("sampling", format!("{name} is {value}")))
-    });
-    wrong.collect()
+    let mut faults = Vec::new();
+    // 0 is greedy.
+    if let Some(value) = sampling.temperature.filter(|value| *value != 0.0)
+        && bad_temperature(value)
+    {
+        faults.push(Fault::new("sampling", format!("temperature is {value:?}")));
+    }
+    for (name, value) in [("top_p", sampling.top_p), ("min_p", sampling.min_p)] {
+        if let Some(value) = value.filter(|value| !(0.0..=1.0).contains(value)) {
+            faults.push(Fault::new("sampling", format!("{name} is {value}")));
+        }
+    }
+    faults
 }
 
 fn messages(turn: &Turn) -> Vec<Fault> {
@@ -145,6 +153,8 @@ fn log_probs(turn: &Turn) -> Vec<Fault> {
 fn untrainable(turn: &Turn) -> Vec<Fault> {
     let why = if turn.response_ids.is_none() || turn.prompt_ids.is_none() {
         "token ids are null"
+    } else if turn.prompt_ids.as_ref().is_some_and(Vec::is_empty) {
+        "prompt_ids are empty"
     } else if turn.token_source == TokenSource::Retokenized {
         "token ids were made again from the text"
     } else if matches!(turn.status, Status::Failed | Status::Aborted) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Fault, Rule, bad_log_prob};
+use super::{Fault, LARGEST_ADVANTAGE, Rule, bad_advantage, bad_log_prob, bad_temperature};
 use crate::trajectory::Turn;
 use crate::trajectory::words::{RewardSource, SampleKind};
 
@@ -200,7 +200,7 @@ fn teacher(turn: &Turn) -> Vec<Fault> {
         faults.push(Fault::new("teacher_temperature", "null beside teacher_log_probs"));
     }
     if let Some(temperature) = turn.teacher_temperature
-        && !(temperature.is_finite() && temperature > 0.0)
+        && bad_temperature(temperature)
     {
         faults.push(Fault::new("teacher_temperature", format!("{temperature}")));
     }
@@ -284,8 +284,12 @@ fn advantages(turn: &Turn) -> Vec<Fault> {
     {
         let Some(values) = values else { continue };
         faults.extend(length(column, values.len(), turn));
-        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-            faults.push(Fault::new(column, format!("{value} is not finite")));
+        if let Some(value) = values.iter().find(|value| bad_advantage(**value)) {
+            let what = match value.is_finite() {
+                true => format!("{value:?}, more than {LARGEST_ADVANTAGE} in size"),
+                false => format!("{value} is not finite"),
+            };
+            faults.push(Fault::new(column, what));
         }
     }
     if turn.advantages.is_some() && turn.advantage_error.is_some() {
