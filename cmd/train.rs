@@ -7,6 +7,8 @@ mod follow;
 #[cfg(feature = "torch")]
 mod metrics_file;
 #[cfg(feature = "torch")]
+mod silence;
+#[cfg(feature = "torch")]
 mod steps;
 
 use std::path::PathBuf;
@@ -64,8 +66,12 @@ use crate::units;
 ///
 /// Not trained, and counted by reason: rows without a signal, broken rows (exit
 /// code 3 tells), rows of a policy older than `--max-staleness` steps, of a later
-/// one or of none known, rows whose sampling temperature nobody knows. A loss or
-/// gradient that is not finite skips its update; three in a row end the run.
+/// one or of none known, rows whose sampling temperature nobody knows. Broken are
+/// lists of different length, log-probs above 0, rewards beyond -1 to 1, advantages
+/// above 1e6 in size, temperatures below 1e-4 (0 is greedy), numbers that are none,
+/// masks other than 0 and 1, and a mask of 1 where an answer failed, was aborted,
+/// has no ids of its server or is marked untrainable. A loss or gradient that is
+/// not finite skips its update (exit code 3); three in a row end the run.
 ///
 /// No broken policy is published. After a step the weights must be finite, and on
 /// the first sequences of the batch (whole ones, up to 2048 tokens, at least one)

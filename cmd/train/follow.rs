@@ -17,7 +17,7 @@ use oclaw::trajectory::Turn;
 use tokio::sync::watch;
 
 use super::metrics_file::MetricsFile;
-use super::{Args, checks, steps};
+use super::{Args, checks, silence, steps};
 use crate::common::Context;
 use crate::follow::{Failures, longer, sleep};
 use crate::report::{self, Exit, Failure};
@@ -87,6 +87,8 @@ struct Counts {
     shards: u64,
     listed: u64,
     steps: u64,
+    /// Steps that were not finite and made no policy.
+    skipped: usize,
     /// Turns that the ledger had.
     known: u64,
     faults: usize,
@@ -138,18 +140,23 @@ impl Run<'_> {
 
     fn step(&mut self) -> anyhow::Result<()> {
         self.since = None;
+        let before = self.trainer.refused().clone();
         let trained = self.trainer.train(std::mem::take(&mut self.samples))?;
         self.tell_faults();
         let Some(trained) = trained else {
-            self.context.say("no step: nothing in the batch pulls at the weights");
+            let refused = silence::since(&before, self.trainer.refused());
+            self.context.say(format!("no step: {}", silence::reasons(&refused)));
             return Ok(());
         };
-        self.counts.steps += u64::from(trained.policy.is_some());
+        match trained.policy {
+            Some(_) => self.counts.steps += 1,
+            None => self.counts.skipped += 1,
+        }
         if let Some(file) = &mut self.metrics {
             file.write(&trained.metrics)?;
         }
         self.context.conclude(steps::table(&trained));
-        steps::warn(&trained.metrics, self.context);
+        steps::warn(&trained, self.context);
         Ok(())
     }
 
@@ -246,7 +253,7 @@ impl Run<'_> {
 
     /// Says what the run came to.
     fn close(&self) -> Exit {
-        let Counts { shards, listed, steps, known, faults } = self.counts;
+        let Counts { shards, listed, steps, skipped, known, faults } = self.counts;
         let say = |text: String| self.context.say(text);
         say(format!(
             "{steps} steps of {shards} shards; policy {} is the newest",
@@ -269,6 +276,6 @@ impl Run<'_> {
             say(format!("listed as failed: {listed} shards"));
         }
         let drained = *self.signal.borrow();
-        if drained || listed as usize + faults == 0 { Exit::Done } else { Exit::Partial }
+        if drained || listed as usize + faults + skipped == 0 { Exit::Done } else { Exit::Partial }
     }
 }

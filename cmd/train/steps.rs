@@ -9,14 +9,15 @@ use oclaw::health::{self, Answer, Evidence, Step, Survey};
 use oclaw::loss::{Clip, HintSelection, KlKind, Reduction, SubsetIds};
 use oclaw::model::Dtype;
 use oclaw::train::{
-    Admission, Distillation, Fault, Importance, Metrics, OldLogProbs, Options, Rates, Terms,
-    Trained, Trainer,
+    Admission, Distillation, Fault, Importance, OldLogProbs, Options, Rates, Terms, Trained,
+    Trainer,
 };
 use oclaw::trajectory::Turn;
 
 use super::checks;
 use super::follow;
 use super::metrics_file::MetricsFile;
+use super::silence;
 use super::{
     Args, DistillationArgs, DtypeName, ImportanceName, KlName, LossArgs, OldName, OptimizerArgs,
     ReductionName, SelectionName, SubsetName,
@@ -246,7 +247,7 @@ fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Ex
     let policies = done.trained.iter().filter(|trained| trained.policy.is_some()).count();
     for trained in &done.trained {
         context.conclude(table(trained));
-        warn(&trained.metrics, context);
+        warn(trained, context);
     }
     if !done.trained.is_empty() {
         context.say(health_lines::table(&health(&done.trained)?));
@@ -264,14 +265,23 @@ fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Ex
         context.say(format!("and {} more broken rows", faults.len() - NAMED));
     }
     if policies == 0 {
-        context.say("no step was made: nothing carries a signal for this estimator");
+        let reasons = match (silence::reasons(trainer.refused()), done.left) {
+            (_, Some((have, need))) => format!("{have} turns are not the {need} of a batch"),
+            (none, None) if none.is_empty() => "there are no turns".to_owned(),
+            (reasons, None) => reasons,
+        };
+        context.say(format!("no step was made: {reasons}"));
+        if let (Some(hint), None) = (silence::hint(trainer.refused()), done.left) {
+            context.say(format!("hint: {hint}"));
+        }
         let sound = trainer.refused().values().sum::<u64>() > faults.len() as u64;
         if let (Some(fault), false, None) = (faults.first(), sound, done.left) {
             let problem = format!("every row is broken: turn {}: {}", fault.turn_id, fault.problem);
             return Err(Failure::failed(problem).into());
         }
     }
-    Ok(if faults.is_empty() { Exit::Done } else { Exit::Partial })
+    let skipped = policies < done.trained.len();
+    Ok(if faults.is_empty() && !skipped { Exit::Done } else { Exit::Partial })
 }
 
 /// Answers the three questions by the steps of this run.
@@ -287,13 +297,22 @@ pub(super) fn tell_fault(fault: &Fault, context: &Context) {
     context.say(format!("turn {turn}: {problem}"));
 }
 
-pub(super) fn warn(metrics: &Metrics, context: &Context) {
+pub(super) fn warn(trained: &Trained, context: &Context) {
+    let metrics = &trained.metrics;
     let warn = |text: String| context.say(format!("warning: step {}: {text}", metrics.step));
     if let Some(gap) = metrics.log_prob_gap.filter(|gap| *gap > WIDE_GAP) {
         warn(format!(
             "the trainer's log-probs differ from the server's by {gap:.2} nats on average: were \
              these turns sampled by this model, at this temperature?"
         ));
+    }
+    if trained.policy.is_none() {
+        // Nothing else that is measured of it says anything.
+        warn(
+            "its loss or gradient is not finite: no policy was made, its turns stay untrained"
+                .into(),
+        );
+        return;
     }
     if metrics.skipped_updates > 0 {
         warn(format!("{} updates were not finite and were skipped", metrics.skipped_updates));

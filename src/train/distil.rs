@@ -8,6 +8,7 @@ use crate::loss::{
     Candidates, HintSelection, Subset, SubsetIds, TopkError, select_subset, topk_advantages,
 };
 use crate::trajectory::Turn;
+use crate::trajectory::lint::bad_log_prob;
 
 use super::objective::numbers;
 use super::sample::{Refusal, check_vocabulary};
@@ -75,6 +76,16 @@ pub(super) fn read(
         fits("teacher_topk_log_probs", log_probs.len())?;
         fits("teacher_at_student", at_student.as_ref().map_or(width, Vec::len))?;
         check_vocabulary(&[ids], vocabulary)?;
+        for (column, values) in [
+            ("teacher_topk_log_probs", Some(log_probs)),
+            ("teacher_at_student", at_student.as_ref()),
+        ] {
+            // What is no number teaches nothing at its token; this is no log-prob.
+            if let Some(value) = values.into_iter().flatten().find(|value| above_zero(**value)) {
+                let fault = format!("{column} is {value} for hint {hint}, above 0");
+                return Err(Refusal::broken("contradictory", fault));
+            }
+        }
         if at_student.is_some() || which != SubsetIds::Student {
             let (ids, log_probs) = (ids.clone(), log_probs.clone());
             candidates.push(Candidate { ids, log_probs, at_student });
@@ -82,6 +93,10 @@ pub(super) fn read(
     }
     let student_ids = student_ids.clone();
     Ok((k > 0 && !candidates.is_empty()).then_some(Topk { k, student_ids, candidates }))
+}
+
+fn above_zero(value: f32) -> bool {
+    value.is_finite() && bad_log_prob(value)
 }
 
 fn cell<T>(column: &Option<Vec<Option<T>>>, hint: usize) -> Option<&T> {

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use crate::advantage::{self, Estimator, Method};
 use crate::trajectory::Turn;
-use crate::trajectory::words::LogProbKind;
+use crate::trajectory::lint::{
+    LARGEST_ADVANTAGE, SMALLEST_TEMPERATURE, bad_advantage, bad_temperature,
+};
+use crate::trajectory::words::{LogProbKind, SampleKind};
 
 use super::distil::{self, Distillation, Topk};
-
-/// How far above 0 rounding may lift a log-prob.
-const ROUNDING: f32 = 1e-4;
 
 /// One answer that may be trained.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,12 +93,16 @@ impl Refusal {
 
 /// Makes a sample of a row that policy `step` is to learn from.
 pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Refusal> {
+    if turn.turn_id.is_empty() {
+        // The ledger could not tell it from others.
+        return Err(Refusal::broken("no_turn_id", "turn_id is empty"));
+    }
     if let Some(error) = &turn.advantage_error {
         return Err(Refusal::broken("advantage_error", error.clone()));
     }
+    let mask = mask(turn)?;
     let signals = advantage::resolve(turn)
         .map_err(|refusal| Refusal::broken("contradictory", refusal.to_string()))?;
-    let mask = mask(turn)?;
     let teacher = signals.teacher_log_probs(turn).map(<[f32]>::to_vec);
     let reward = reward(turn)?;
     let reward_part = reward_part(turn, mask.len())?;
@@ -111,12 +115,8 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
         _ => teacher.is_some(),
     };
     if !mask.contains(&true) || !has_signal(&admission.method, rewarded, taught, promoted) {
-        let reason = turn.sample_reason.clone();
-        let silent = match teacher.is_some() && admission.method.estimator == Estimator::Hybrid {
-            true => "no_topk",
-            false => "no_signal_for_estimator",
-        };
-        return Err(Refusal::sound(reason.unwrap_or_else(|| silent.to_owned())));
+        let hinted = teacher.is_some() && admission.method.estimator == Estimator::Hybrid;
+        return Err(silence(turn, &mask, hinted));
     }
     let staleness = staleness(turn, step, admission)?;
     let temperature = temperature(turn, admission)?;
@@ -124,13 +124,7 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
     let response_ids = turn.response_ids.clone().unwrap_or_default();
     check_vocabulary(&[&prompt_ids, &response_ids], admission.vocabulary)?;
     let rollout = turn.rollout_log_probs.clone().unwrap_or_else(|| vec![None; response_ids.len()]);
-    if let Some(token) =
-        rollout.iter().position(|value| value.is_some_and(|value| value > ROUNDING))
-    {
-        let fault = format!("rollout_log_probs is above 0 at token {token}");
-        return Err(Refusal::broken("contradictory", fault));
-    }
-    let teacher_temperature = f64::from(turn.teacher_temperature.unwrap_or(1.0));
+    let teacher_temperature = teacher_temperature(turn)?;
     let sample = Sample {
         turn_id: turn.turn_id.clone(),
         prompt_ids,
@@ -152,25 +146,66 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
     }
 }
 
-/// Reads the mask that `advantage` wrote.
+/// Reads the mask that `advantage` wrote. It does not stand alone: a row that must
+/// not be trained is refused whatever it says.
 fn mask(turn: &Turn) -> Result<Vec<bool>, Refusal> {
     let tokens = turn.response_ids.as_ref().map_or(0, Vec::len);
     let mask = turn.loss_mask.clone().unwrap_or_default();
+    if let Some((token, flag)) = mask.iter().enumerate().find(|(_, flag)| ![0, 1].contains(*flag)) {
+        let fault = format!("loss_mask is {flag} at token {token}, wanted 0 or 1");
+        return Err(Refusal::broken("contradictory", fault));
+    }
+    if let Some(reason) = advantage::untrainable(turn) {
+        return Err(match mask.contains(&1) {
+            true => {
+                let fault = format!("loss_mask is 1 in a row that must not be trained: {reason}");
+                Refusal::broken(&reason, fault)
+            }
+            false => Refusal::sound(reason),
+        });
+    }
     if mask.len() != tokens {
         let fault = format!("loss_mask has {} values for {tokens} response ids", mask.len());
         return Err(Refusal::broken("contradictory", fault));
     }
-    let prompted = turn.prompt_ids.as_ref().is_some_and(|ids| !ids.is_empty());
-    Ok(mask.iter().map(|flag| *flag != 0 && prompted).collect())
+    Ok(mask.iter().map(|flag| *flag == 1).collect())
+}
+
+/// Says why a row that can be trained has nothing to learn from.
+fn silence(turn: &Turn, mask: &[bool], hinted: bool) -> Refusal {
+    // A row of some kind may have a reason beside its signal.
+    let without_kind = turn.sample_kind.is_none_or(|kind| kind == SampleKind::None);
+    match turn.sample_reason.clone().filter(|_| without_kind) {
+        Some(reason) => Refusal::sound(reason),
+        None if !mask.contains(&true) => Refusal::sound("masked"),
+        None if hinted => Refusal::sound("no_topk"),
+        None => Refusal::sound("no_signal_for_estimator"),
+    }
 }
 
 fn reward(turn: &Turn) -> Result<Option<f32>, Refusal> {
     match turn.reward {
-        Some(reward) if !reward.is_finite() => {
-            Err(Refusal::broken("contradictory", format!("reward is {reward}")))
+        Some(reward) if !(-1.0..=1.0).contains(&reward) => {
+            let fault = format!("reward is {reward:?}, wanted -1 to 1");
+            Err(Refusal::broken("contradictory", fault))
         }
         reward => Ok(reward),
     }
+}
+
+/// Errors if one of the numbers, each with its token, is no advantage.
+pub(super) fn check_advantages(
+    column: &str,
+    values: impl IntoIterator<Item = (usize, f32)>,
+) -> Result<(), Refusal> {
+    let fault = match values.into_iter().find(|(_, value)| bad_advantage(*value)) {
+        None => return Ok(()),
+        Some((token, value)) if value.is_finite() => {
+            format!("{column} is {value:?} at token {token}, more than {LARGEST_ADVANTAGE} in size")
+        }
+        Some((token, _)) => format!("{column} is not finite at token {token}"),
+    };
+    Err(Refusal::broken("contradictory", fault))
 }
 
 /// Reads the reward part that `advantage` wrote.
@@ -180,13 +215,8 @@ fn reward_part(turn: &Turn, tokens: usize) -> Result<Option<Vec<f32>>, Refusal> 
         let fault = format!("rl_advantages has {} values for {tokens} response ids", part.len());
         return Err(Refusal::broken("contradictory", fault));
     }
-    match part.iter().position(|value| !value.is_finite()) {
-        Some(token) => {
-            let fault = format!("rl_advantages is not finite at token {token}");
-            Err(Refusal::broken("contradictory", fault))
-        }
-        None => Ok(Some(part.clone())),
-    }
+    check_advantages("rl_advantages", part.iter().copied().enumerate())?;
+    Ok(Some(part.clone()))
 }
 
 /// Reads the top-k columns, if the estimator does.
@@ -237,16 +267,31 @@ fn temperature(turn: &Turn, admission: &Admission) -> Result<f64, Refusal> {
     };
     match known.or(admission.assume_temperature) {
         None => Err(Refusal::sound("temperature_unknown")),
-        Some(temperature) if !temperature.is_finite() || temperature < 0.0 => {
-            Err(Refusal::broken("contradictory", format!("temperature is {temperature}")))
-        }
         Some(0.0) => Ok(1.0),
-        Some(temperature) => Ok(temperature),
+        Some(temperature) => sound_temperature("temperature", temperature),
+    }
+}
+
+/// Returns the temperature of the teacher's log-probs.
+fn teacher_temperature(turn: &Turn) -> Result<f64, Refusal> {
+    let temperature = f64::from(turn.teacher_temperature.unwrap_or(1.0));
+    sound_temperature("teacher_temperature", temperature)
+}
+
+fn sound_temperature(column: &str, temperature: f64) -> Result<f64, Refusal> {
+    match bad_temperature(temperature as f32) {
+        false => Ok(temperature),
+        true => {
+            let wanted = format!("wanted a number, {SMALLEST_TEMPERATURE} or more");
+            let fault = format!("{column} is {:?}, {wanted}", temperature as f32);
+            Err(Refusal::broken("contradictory", fault))
+        }
     }
 }
 
 pub(super) fn check_vocabulary(lists: &[&[i32]], vocabulary: i64) -> Result<(), Refusal> {
-    match lists.iter().flat_map(|ids| ids.iter()).find(|id| i64::from(**id) >= vocabulary) {
+    let known = |id: &&i32| (0..vocabulary).contains(&i64::from(**id));
+    match lists.iter().flat_map(|ids| ids.iter()).find(|id| !known(id)) {
         None => Ok(()),
         Some(id) => Err(Refusal::broken(
             "foreign_token_id",

@@ -1,7 +1,9 @@
 //! The trainer: a model, its optimiser, the folder of its policies, and the one
 //! step that leads from a batch of turns to the next policy.
 
-use std::collections::{BTreeMap, VecDeque};
+mod intake;
+
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -10,7 +12,6 @@ use tch::{Device, Tensor};
 use crate::advantage::{self, Estimator, Evidence};
 use crate::loss::{self, Subset};
 use crate::model::{Dtype, LoadOptions, Model};
-use crate::trajectory::Turn;
 
 use super::Error;
 use super::adamw::{AdamW, zero_gradients};
@@ -23,7 +24,7 @@ use super::objective::{
     LogProbs, Prepared, Terms, gradients, log_probs_at, rollout, sample_log_probs,
 };
 use super::policies::Policies;
-use super::sample::{OldLogProbs, Refusal, Sample, admit};
+use super::sample::{OldLogProbs, Refusal, Sample, check_advantages};
 use super::start::{Options, base, default_dtype, resume};
 
 /// Skipped updates in a row that end the run.
@@ -44,6 +45,8 @@ pub struct Trainer {
     ledger: Ledger,
     step: u64,
     skips_in_a_row: u64,
+    /// Ids of the turns that this run has trained.
+    taken: HashSet<String>,
     refused: BTreeMap<String, u64>,
     faults: Vec<Fault>,
     notes: Vec<String>,
@@ -98,6 +101,7 @@ impl Trainer {
             ledger,
             step,
             skips_in_a_row: 0,
+            taken: HashSet::new(),
             refused: BTreeMap::new(),
             faults: Vec::new(),
             notes,
@@ -144,44 +148,6 @@ impl Trainer {
         self.dtype
     }
 
-    /// Takes turns from the front of the queue until `wanted` of them (all, if
-    /// not given) can be trained. Rows that cannot are noted and dropped; if the
-    /// queue ends early, what was found is returned all the same.
-    pub fn collect(&mut self, queue: &mut VecDeque<Turn>, wanted: Option<usize>) -> Vec<Sample> {
-        let mut samples = Vec::new();
-        self.collect_into(&mut samples, queue, wanted);
-        samples
-    }
-
-    /// Likewise adds to what was collected before and has not been trained.
-    pub fn collect_into(
-        &mut self,
-        samples: &mut Vec<Sample>,
-        queue: &mut VecDeque<Turn>,
-        wanted: Option<usize>,
-    ) {
-        while wanted.is_none_or(|wanted| samples.len() < wanted) {
-            let Some(turn) = queue.pop_front() else { break };
-            let twice = samples.iter().any(|sample| sample.turn_id == turn.turn_id);
-            let admitted = match twice || self.ledger.consumed(&turn.turn_id) {
-                true => Err(Refusal::sound("already_trained")),
-                false => admit(&turn, self.step, &self.options.admission),
-            };
-            match admitted {
-                Ok(sample) => samples.push(sample),
-                Err(refusal) => self.refuse(&turn.turn_id, refusal),
-            }
-        }
-    }
-
-    fn refuse(&mut self, turn_id: &str, refusal: Refusal) {
-        *self.refused.entry(refusal.reason.clone()).or_default() += 1;
-        self.ledger.refuse(turn_id, self.policies.after(self.step), &refusal.reason);
-        if let Some(problem) = refusal.fault {
-            self.faults.push(Fault { turn_id: turn_id.to_owned(), problem });
-        }
-    }
-
     /// Trains one batch and writes the next policy. Returns nothing, and writes
     /// nothing, if no sample is left or no update could be made; a policy that the
     /// step has broken is an error.
@@ -217,6 +183,7 @@ impl Trainer {
         self.step = step;
         for prepared in &batch {
             self.ledger.consume(&prepared.sample.turn_id, self.step);
+            self.taken.insert(prepared.sample.turn_id.clone());
         }
         let policy = self.save(&metrics)?;
         Ok(Some(Trained { metrics, policy: Some(policy) }))
@@ -260,7 +227,13 @@ impl Trainer {
                 old: &old.teacher,
                 promoted: sample.promoted,
             };
-            match advantage::advantages(&method, &evidence) {
+            let advantages = advantage::advantages(&method, &evidence);
+            let values = advantages.iter().flat_map(|it| sample.trained().map(|at| (at, it[at])));
+            if let Err(refusal) = check_advantages("the advantage", values) {
+                self.refuse(&sample.turn_id, refusal);
+                continue;
+            }
+            match advantages {
                 Some(advantages) => batch.push(Prepared {
                     sample,
                     reference_log_probs: reference,

@@ -71,7 +71,7 @@ fn a_batch_makes_a_policy() {
     let talk = words(run.get_output());
     assert!(talk.contains("resuming at step 1"), "{talk}");
     assert!(talk.contains("not trained: 2 turns: already_trained"), "{talk}");
-    assert!(talk.contains("no step was made"), "{talk}");
+    assert!(talk.contains("no step was made: 2 turns: already_trained;"), "{talk}");
     assert!(!folder.path().join("policy/step-000002").exists());
 }
 
@@ -103,7 +103,13 @@ fn reasons_are_told_apart() {
     for reason in ["not_judged, no_hint", "version_from_the_future", "version_missing"] {
         assert!(talk.contains(&format!("not trained: 1 turns: {reason}")), "{reason}: {talk}");
     }
-    assert!(talk.contains("no step was made"), "{talk}");
+    let told = "no step was made: 1 turn: not_judged, no_hint; 1 turn: version_from_the_future; 1 turn: version_missing";
+    assert!(talk.contains(told), "{talk}");
+    let versions = (1..=2).map(|n| Turn { weight_version: None, ..finished("v", n) }).collect();
+    let missing = table(folder.path(), versions);
+    let talk = words(train(folder.path()).arg(&missing).assert().success().get_output());
+    let told = "no step was made: 2 turns: version_missing hint: `--version-alias none=0`";
+    assert!(talk.contains(told), "{talk}");
     let mut aliased = train(folder.path());
     aliased.args(["--version-alias", "none=0", "--version-alias", "9=0"]);
     let run = aliased.arg(&input).assert().success();
@@ -128,8 +134,32 @@ fn broken_rows_are_named() {
     }
     let input = table(folder.path(), vec![finished("s", 1), impossible]);
     let run = train(folder.path()).arg(&input).assert().code(3);
-    let fault = "turn s-turn-2: rollout_log_probs is above 0 at token 0";
+    let fault = "turn s-turn-2: rollout_log_probs is 5 at token 0, above 0";
     assert!(words(run.get_output()).contains(fault), "{}", words(run.get_output()));
+    let poison = Turn { teacher_temperature: Some(0.0), ..finished("p", 1) };
+    let sound = Turn { turn_id: "sound".to_owned(), ..finished("s", 1) };
+    let input = table(folder.path(), vec![poison, sound]);
+    let run = train(folder.path()).arg(&input).assert().code(3);
+    let talk = words(run.get_output());
+    assert!(talk.contains("turn p-turn-1: teacher_temperature is 0.0"), "{talk}");
+    assert!(talk.contains("turns 1 tokens trained 3"), "{talk}");
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn a_step_that_is_not_finite_is_told_and_is_no_success() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = table(folder.path(), vec![finished("s", 1)]);
+    let run = train(folder.path()).args(["--entropy-coef", "1e308"]).arg(&input).assert().code(3);
+    let talk = words(run.get_output());
+    for told in [
+        "warning: step 1: its loss or gradient is not finite: no policy was made",
+        "no step was made: 1 turn: not_finite_step hint: the loss or its gradient overflowed",
+    ] {
+        assert!(talk.contains(told), "{told}: {talk}");
+    }
+    assert!(!talk.contains("hardly differ"), "{talk}");
+    assert!(!folder.path().join("policy").exists());
 }
 
 #[cfg(feature = "torch")]
