@@ -386,6 +386,7 @@ fn of_table(error: &table::Error) -> (Kind, Option<String>) {
         | Error::Empty { .. }
         | Error::Foreign { .. }
         | Error::Damaged { .. }
+        | Error::OddSchema { .. }
         | Error::Schema { .. }
         | Error::Clash { .. }
         | Error::Write { .. }

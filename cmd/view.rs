@@ -23,7 +23,8 @@ use crate::visible::visible;
 /// characters are made visible, so no text can forge a line.
 ///
 /// `--json` and `--csv` give every column in full: nulls stay null in JSON and
-/// are empty in CSV, where lists stand as JSON.
+/// are empty in CSV, where lists stand as JSON. CSV has texts as they are, but on a
+/// terminal their control characters are made visible.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct Args {
@@ -82,11 +83,12 @@ fn rows(args: &Args, mut source: Source, out: &mut impl Write) -> anyhow::Result
     if args.csv {
         let mut csv = csv::Writer::from_writer(out);
         let schema = source.schema();
-        csv.write_record(chosen.iter().map(|index| schema.field(*index).name()))
+        let shown = shown_in(io::stdout().is_terminal());
+        csv.write_record(chosen.iter().map(|index| shown(schema.field(*index).name().clone())))
             .map_err(csv_failure)
             .printed()?;
         while let Some(batch) = next(&mut source, &mut left)? {
-            write_csv(&mut csv, &batch.project(&chosen)?).printed()?;
+            write_csv(&mut csv, &batch.project(&chosen)?, shown).printed()?;
         }
         csv.flush().printed()?;
         return Ok(());
@@ -149,12 +151,25 @@ fn write_json(out: &mut impl Write, batch: &RecordBatch) -> io::Result<()> {
     Ok(())
 }
 
-fn write_csv(out: &mut csv::Writer<impl Write>, batch: &RecordBatch) -> io::Result<()> {
+/// Returns what becomes of a text: a program gets it as it is, a terminal would
+/// obey it.
+fn shown_in(terminal: bool) -> fn(String) -> String {
+    match terminal {
+        true => |text| visible(&text),
+        false => |text| text,
+    }
+}
+
+fn write_csv(
+    out: &mut csv::Writer<impl Write>,
+    batch: &RecordBatch,
+    shown: fn(String) -> String,
+) -> io::Result<()> {
     for row in 0..batch.num_rows() {
         let record = row_json::row(batch, row).into_iter().map(|(_, value)| match value {
             Value::Null => String::new(),
-            Value::String(text) => text,
-            other => other.to_string(),
+            Value::String(text) => shown(text),
+            other => shown(other.to_string()),
         });
         out.write_record(record).map_err(csv_failure)?;
     }
@@ -325,5 +340,29 @@ pub(crate) fn cut(text: &str, letters: usize) -> String {
     match text.char_indices().nth(letters) {
         None => text.to_owned(),
         Some(_) => text.chars().take(letters.saturating_sub(1)).chain(['…']).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::StringArray;
+
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_control_character_of_a_cell() {
+        let text = "\u{1b}[31mred\u{7},\nnext";
+        let cells: [(_, arrow::array::ArrayRef); 1] =
+            [("response", Arc::new(StringArray::from(vec![text])))];
+        let batch = RecordBatch::try_from_iter(cells).unwrap();
+        let csv = |terminal| {
+            let mut out = csv::Writer::from_writer(Vec::new());
+            write_csv(&mut out, &batch, shown_in(terminal)).unwrap();
+            String::from_utf8(out.into_inner().unwrap()).unwrap()
+        };
+        assert_eq!(csv(false), format!("\"{text}\"\n"));
+        assert_eq!(csv(true), "\"\\u{1b}[31mred\\u{7},\\nnext\"\n");
     }
 }

@@ -130,6 +130,14 @@ pub enum Error {
         /// The newest version that this build knows.
         known: u32,
     },
+    /// The table says something as its schema version that is none.
+    #[error("`{name}` has schema version `{found}`, which is no version number")]
+    OddSchema {
+        /// The input.
+        name: String,
+        /// What stands in the file.
+        found: String,
+    },
     /// The table does not hold what the schema demands.
     #[error("`{name}` breaks the schema")]
     Schema {

@@ -70,10 +70,15 @@ impl Provenance {
     /// schema that this build does not know.
     pub(super) fn read(name: &str, metadata: &Metadata) -> Result<Self, Error> {
         if let Some(found) = metadata.get(VERSION) {
-            let known = found.parse().is_ok_and(|version: u32| version <= SCHEMA_VERSION);
-            if !known {
-                let (name, found) = (name.to_owned(), found.clone());
-                return Err(Error::NewerSchema { name, found, known: SCHEMA_VERSION });
+            let (name, found) = (name.to_owned(), found.clone());
+            let digits = !found.is_empty() && found.bytes().all(|byte| byte.is_ascii_digit());
+            match found.parse::<u32>() {
+                Ok(1..=SCHEMA_VERSION) => {}
+                // One that does not even fit is a later one.
+                _ if digits && found.bytes().any(|byte| byte != b'0') => {
+                    return Err(Error::NewerSchema { name, found, known: SCHEMA_VERSION });
+                }
+                _ => return Err(Error::OddSchema { name, found }),
             }
         }
         let damaged = |key: &str, error: serde_json::Error| Error::Damaged {
