@@ -14,6 +14,7 @@ use oclaw::trajectory::Turn;
 
 use crate::common::Context;
 use crate::files::Inputs;
+use crate::reduction::ReductionName;
 use crate::report::{Exit, Failure};
 use crate::visible::visible;
 use page::Style;
@@ -27,10 +28,15 @@ use story::{Batch, Story};
 /// `--model`), the server's log-prob, the teacher's, the advantage, the mask, and
 /// what it adds to the loss.
 ///
-/// That is -A / N at ratio 1, where N counts the trained tokens of all IN, as if
-/// they were the batch and the loss a mean over tokens (`train --reduction token`).
-/// A token with A > 0 becomes likelier, one with A < 0 less likely. `train` may
-/// compute A anew with log-probs of its own.
+/// All rows read stand for the batch of one step, at ratio 1. With `--reduction
+/// sample`, as `train` has it by default, a token adds -A / (tokens of its turn ×
+/// turns), else -A / (tokens of all turns); only trained tokens count, and turns with
+/// some. A token with A > 0 becomes likelier, one with A < 0 less likely.
+///
+/// The shares of all turns add up to the loss of the first step of `train`, but for
+/// what only it knows: its own log-probs, from which it computes A anew, the
+/// importance weights (both near to nothing where it agrees with the server), and
+/// the rows that it refuses, such as those of too old a policy.
 ///
 /// On a terminal advantages are green above 0 and red below, stronger for larger
 /// ones; without colours (`NO_COLOR`, a pipe) `+` and `-` stand for it, up to three.
@@ -48,6 +54,9 @@ pub(crate) struct Args {
     /// Messages of the prompt to show, counted from its end
     #[arg(long, value_name = "N", default_value_t = 3)]
     tail: usize,
+    /// How the losses of tokens become one
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    reduction: ReductionName,
     /// When to use colours
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = When::Auto)]
     color: When,
@@ -75,7 +84,7 @@ const NAMED: usize = 8;
 pub(crate) fn run(args: Args, _context: &Context) -> anyhow::Result<Exit> {
     let mut source = args.inputs.open()?;
     let mut search = Search::new(&args.turn);
-    let mut batch = Batch::default();
+    let mut batch = Batch::new(args.reduction);
     while let Some(turns) = source.next_turns()? {
         for turn in turns {
             batch.add(&turn);

@@ -26,6 +26,7 @@ mod man;
 mod progress;
 mod replay;
 mod redact;
+mod reduction;
 mod report;
 mod run_folder;
 mod run_report;

@@ -20,6 +20,7 @@ use crate::advantage::MethodArgs;
 use crate::common::Context;
 use crate::files::Inputs;
 use crate::follow::FollowArgs;
+use crate::reduction::ReductionName;
 use crate::report::Exit;
 use crate::units;
 
@@ -183,7 +184,7 @@ struct LossArgs {
     #[arg(long, value_name = "X", default_value_t = 2.0, value_parser = not_negative)]
     importance_high: f64,
     /// How the losses of tokens become one
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = ReductionName::Sample)]
+    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     reduction: ReductionName,
 }
 
@@ -272,14 +273,6 @@ enum ImportanceName {
     Icepop,
     /// None
     Off,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-enum ReductionName {
-    /// Mean over a turn's tokens, then over the turns
-    Sample,
-    /// Mean over all tokens
-    Token,
 }
 
 fn number(text: &str, wanted: &str, fits: fn(f64) -> bool) -> Result<f64, String> {

@@ -175,6 +175,30 @@ fn a_target_that_cannot_be_is_named_and_no_temporary_file() {
 /// The lines of the README's first look, and the numbers it promises. They were
 /// recorded from a run in f32; another processor may move the last digits.
 #[cfg(feature = "torch")]
+/// What `explain` tells of each turn adds up to the loss that `train` had: the two
+/// differ only by log-probs computed anew.
+#[track_caller]
+fn the_shares_of_the_turns_are_the_loss(folder: &Path, loss: f64) {
+    let turns = read_turns(&[folder.join("batch.parquet")]).unwrap();
+    let (mut sum, mut trained) = (0.0, 0);
+    for turn in &turns {
+        let run = crate::harness::oclaw()
+            .current_dir(folder)
+            .args(["explain", "batch.parquet", "--json", "--turn", &turn.turn_id])
+            .assert()
+            .success();
+        let told: serde_json::Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+        let share = &told["share"];
+        assert!((share["batch_loss"].as_f64().unwrap() - loss).abs() < 1e-3, "{share}, {loss}");
+        if let Some(part) = share["loss"].as_f64() {
+            sum += part;
+            trained += 1;
+        }
+    }
+    assert_eq!(trained, 15);
+    assert!((sum - loss).abs() < 1e-3, "{sum}, not {loss}");
+}
+
 #[test]
 fn the_readme_holds_on_the_recorded_session() {
     let folder = tempfile::tempdir().unwrap();
@@ -212,4 +236,5 @@ fn the_readme_holds_on_the_recorded_session() {
     near("advantage_mean", -2.3876, 1e-3);
     near("advantage_std", 5.3882, 1e-3);
     near("log_prob_gap", 0.0, 1e-4);
+    the_shares_of_the_turns_are_the_loss(folder.path(), metrics["loss"].as_f64().unwrap());
 }

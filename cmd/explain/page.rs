@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Row, Table, presets};
 
 use super::heat;
-use super::story::{Hint, Said, Story, Token, Vote};
+use super::story::{Hint, Said, Share, Story, Token, Vote};
+use crate::reduction::ReductionName;
 use crate::view::cut;
 use crate::visible::visible;
 
@@ -254,14 +255,30 @@ fn loss(story: &Story) -> Block {
     block.line("this turn", format!("{} tokens, {}", share.tokens, percent(share.token_share)));
     if share.tokens > 0 {
         block.line("share of |A|", percent(share.advantage_share));
-        block.line(
-            "loss",
-            match share.loss {
-                Some(loss) => format!("{:.5} (sum of -A / {})", zeroed(loss), share.batch_tokens),
-                None => "not known: `train` computes its advantages with log-probs of its own"
-                    .to_owned(),
-            },
-        );
+        block.line("loss", told_loss(share));
+        let (name, divisor, numbers) = match share.reduction {
+            ReductionName::Sample => (
+                "sample",
+                "tokens of this turn × turns",
+                format!("{} × {}", share.tokens, share.batch_turns),
+            ),
+            ReductionName::Token => {
+                ("token", "tokens of all turns", share.batch_tokens.to_string())
+            }
+        };
+        block.line("reduction", format!("{name}: -A / ({divisor}) = -A / ({numbers}), at ratio 1"));
     }
     block
+}
+
+fn told_loss(share: &Share) -> String {
+    match (share.loss, share.batch_loss) {
+        (Some(loss), Some(all)) => {
+            format!("{:.5} of {:.5} in all", zeroed(loss), zeroed(all))
+        }
+        (Some(loss), None) => format!("{:.5}", zeroed(loss)),
+        (None, _) => {
+            "not known: `train` computes its advantages with log-probs of its own".to_owned()
+        }
+    }
 }

@@ -8,6 +8,7 @@ use oclaw::trajectory::words::SampleKind;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::reduction::ReductionName;
 use crate::view::{parse, words};
 
 /// A message: who, and what.
@@ -59,10 +60,14 @@ pub(super) struct Share {
     pub(super) tokens: u64,
     /// Their part of all.
     pub(super) token_share: Option<f64>,
-    /// The turn's part of the sum of `|A|`.
+    /// How the losses of tokens become one.
+    pub(super) reduction: ReductionName,
+    /// The turn's part of the sum of `|A|`, each weighted as in the loss.
     pub(super) advantage_share: Option<f64>,
     /// What the turn adds to the loss.
     pub(super) loss: Option<f64>,
+    /// The loss of the whole batch.
+    pub(super) batch_loss: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -105,12 +110,17 @@ pub(super) struct Story {
 }
 
 /// All rows read, as if they were one batch.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Batch {
+    reduction: ReductionName,
     turns: u64,
     tokens: u64,
-    /// Sum of `|A|` over those tokens, where there is an A.
+    /// Sum of `|A|` over those tokens, where there is an A, weighted within its turn.
     size: f64,
+    /// The same sum of -A.
+    loss: f64,
+    /// Whether every trained token has an A.
+    known: bool,
 }
 
 /// Returns the tokens that are trained. A row without a signal has none.
@@ -124,16 +134,48 @@ fn advantage_of(turn: &Turn, token: usize) -> Option<f32> {
     turn.advantages.as_ref()?.get(token).copied().filter(|value| value.is_finite())
 }
 
-fn size(turn: &Turn) -> f64 {
-    trained(turn).filter_map(|token| advantage_of(turn, token)).map(|a| f64::from(a.abs())).sum()
+/// Sums a function of A over the trained tokens that have one.
+fn sum(turn: &Turn, of: fn(f64) -> f64) -> f64 {
+    trained(turn).filter_map(|token| advantage_of(turn, token)).map(|a| of(f64::from(a))).sum()
+}
+
+/// Whether every trained token has an A.
+fn known(turn: &Turn) -> bool {
+    trained(turn).all(|token| advantage_of(turn, token).is_some())
 }
 
 impl Batch {
+    pub(super) fn new(reduction: ReductionName) -> Self {
+        Self { reduction, turns: 0, tokens: 0, size: 0.0, loss: 0.0, known: true }
+    }
+
     pub(super) fn add(&mut self, turn: &Turn) {
         let tokens = trained(turn).count() as u64;
-        self.turns += u64::from(tokens > 0);
+        if tokens == 0 {
+            return;
+        }
+        self.turns += 1;
         self.tokens += tokens;
-        self.size += size(turn);
+        self.known &= known(turn);
+        let weight = self.weight_within(tokens);
+        self.size += weight * sum(turn, f64::abs);
+        self.loss += weight * sum(turn, |advantage| -advantage);
+    }
+
+    /// Returns the weight of a token as far as its own turn decides it.
+    fn weight_within(&self, tokens: u64) -> f64 {
+        match self.reduction {
+            ReductionName::Sample => 1.0 / tokens as f64,
+            ReductionName::Token => 1.0,
+        }
+    }
+
+    /// Returns the number by which the sums over all turns are divided.
+    fn divisor(&self) -> f64 {
+        match self.reduction {
+            ReductionName::Sample => self.turns as f64,
+            ReductionName::Token => self.tokens as f64,
+        }
     }
 }
 
@@ -238,23 +280,26 @@ fn reward_reason(turn: &Turn) -> String {
 
 fn share(turn: &Turn, batch: &Batch) -> Share {
     let tokens = trained(turn).count() as u64;
-    let known = tokens > 0 && trained(turn).all(|token| advantage_of(turn, token).is_some());
+    let known = tokens > 0 && known(turn);
     let part = |some: f64, all: f64| (all > 0.0).then(|| some / all);
-    let sum: f64 = trained(turn).filter_map(|token| contribution(turn, batch, token)).sum();
+    let size = || batch.weight_within(tokens) * sum(turn, f64::abs);
+    let loss = || trained(turn).filter_map(|token| contribution(turn, batch, token)).sum();
     Share {
         batch_turns: batch.turns,
         batch_tokens: batch.tokens,
         tokens,
         token_share: part(tokens as f64, batch.tokens as f64),
-        advantage_share: known.then(|| part(size(turn), batch.size)).flatten(),
-        loss: known.then_some(sum),
+        reduction: batch.reduction,
+        advantage_share: known.then(|| part(size(), batch.size)).flatten(),
+        loss: known.then(loss),
+        batch_loss: (batch.known && batch.turns > 0).then(|| batch.loss / batch.divisor()),
     }
 }
 
-/// Returns what a trained token adds to a loss that is the mean over the tokens of
-/// the batch, at ratio 1.
+/// Returns what a trained token adds to the loss of the batch, at ratio 1.
 fn contribution(turn: &Turn, batch: &Batch, token: usize) -> Option<f64> {
-    advantage_of(turn, token).map(|advantage| -f64::from(advantage) / batch.tokens as f64)
+    let weight = batch.weight_within(trained(turn).count() as u64) / batch.divisor();
+    advantage_of(turn, token).map(|advantage| -f64::from(advantage) * weight)
 }
 
 fn tokens(turn: &Turn, batch: &Batch, tokenizer: Option<&Tokenizer>) -> Vec<Token> {

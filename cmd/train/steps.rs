@@ -20,12 +20,13 @@ use super::metrics_file::MetricsFile;
 use super::silence;
 use super::{
     Args, DistillationArgs, DtypeName, ImportanceName, KlName, LossArgs, OldName, OptimizerArgs,
-    ReductionName, SelectionName, SubsetName,
+    SelectionName, SubsetName,
 };
 use crate::asking;
 use crate::common::Context;
 use crate::health_lines;
 use crate::progress;
+use crate::reduction::ReductionName;
 use crate::report::{Exit, Failure};
 use crate::visible::visible;
 

@@ -97,6 +97,47 @@ fn the_share_in_the_loss_is_exact() {
 }
 
 #[test]
+fn a_loss_is_reduced_as_train_reduces_it() {
+    let folder = tempfile::tempdir().unwrap();
+    // One token of the other turn is trained, three of this one.
+    let [second, _] = others();
+    let second = Turn { loss_mask: Some(vec![0, 0, 1]), ..second };
+    write(&folder.path().join("t.parquet"), Format::Parquet, &STAGES, &[whole(), second]);
+    for (flags, reduction, weights, formula) in [
+        (&[][..], "sample", [1.0 / 6.0, 1.0 / 2.0], "sample: -A / (tokens of this turn × turns)"),
+        (
+            &["--reduction", "token"],
+            "token",
+            [1.0 / 4.0, 1.0 / 4.0],
+            "token: -A / (tokens of all turns)",
+        ),
+    ] {
+        let told = |turn: &str| -> Value {
+            let arguments = [&[turn, "--json"][..], flags].concat();
+            serde_json::from_str(&explain(folder.path(), &arguments)).unwrap()
+        };
+        let [first, second] = ["kitchen-turn-1", "kitchen-turn-2"].map(told);
+        let near = |value: &Value, expected: f64| {
+            assert!((value.as_f64().unwrap() - expected).abs() < 1e-12, "{value}, not {expected}");
+        };
+        // Here A is 0.25, -1.5 and 0.75; there 1.5.
+        let (here, there) = (0.5 * weights[0], -1.5 * weights[1]);
+        near(&first["share"]["loss"], here);
+        near(&first["tokens"][1]["loss"], 1.5 * weights[0]);
+        near(&second["share"]["loss"], there);
+        near(&second["tokens"][0]["loss"], 0.0);
+        let sizes = [2.5 * weights[0], 1.5 * weights[1]];
+        near(&first["share"]["advantage_share"], sizes[0] / (sizes[0] + sizes[1]));
+        for told in [&first, &second] {
+            near(&told["share"]["batch_loss"], here + there);
+            assert_eq!(told["share"]["reduction"], reduction);
+        }
+        let page = explain(folder.path(), &[&["kitchen-turn-1"][..], flags].concat());
+        assert!(page.contains(formula), "{page}");
+    }
+}
+
+#[test]
 fn a_row_without_advantages_has_no_loss_here() {
     let folder = tempfile::tempdir().unwrap();
     table(folder.path(), Turn { advantages: None, ..whole() });
@@ -105,6 +146,7 @@ fn a_row_without_advantages_has_no_loss_here() {
     let told: Value =
         serde_json::from_str(&explain(folder.path(), &["kitchen-turn-1", "--json"])).unwrap();
     assert!(told["share"]["loss"].is_null() && told["tokens"][0]["loss"].is_null());
+    assert!(told["share"]["batch_loss"].is_null());
     assert_eq!(told["share"]["batch_tokens"], 6);
 }
 
