@@ -1,16 +1,20 @@
 //! `oclaw lint`: every invariant of the schema, checked.
 
+use std::collections::HashMap;
 use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
 use oclaw::table::Source;
 use oclaw::trajectory;
+use oclaw::trajectory::Writer;
 use oclaw::trajectory::lint::{Finding, Linter};
 use oclaw::trajectory::turn;
 
 use crate::common::{Context, Printing as _};
 use crate::files::Inputs;
-use crate::report::Exit;
+use crate::report::{Exit, Failure};
+use crate::run_folder;
 use crate::visible::visible;
 
 /// Check tables against every invariant of the schema
@@ -18,22 +22,56 @@ use crate::visible::visible;
 /// One line per finding on standard output, `FILE: row N (session …, turn …):
 /// COLUMN: what`, rows counted from 0. Ends with 0 if there is none, 3 if there
 /// are some, 1 if a table cannot be read at all.
+///
+/// IN may also be the folder of a run: all its tables are checked. A turn may stand
+/// in the tables of several stages, but only once in those of one: the tables in one
+/// folder that the same stage wrote last count as one table, be they many shards.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
     inputs: Inputs,
 }
 
+/// Tables in which a turn may stand only once: they lie in one folder, and the same
+/// stage wrote them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Group {
+    folder: PathBuf,
+    written_by: Option<Writer>,
+    /// The table itself, if it is a stage of a run by its own.
+    alone: Option<PathBuf>,
+}
+
+/// The linters of all groups, in the order in which they came up.
+#[derive(Debug, Default)]
+struct Linters {
+    known: HashMap<Group, usize>,
+    linters: Vec<Linter>,
+}
+
+impl Linters {
+    fn of(&mut self, group: Group) -> &mut Linter {
+        let next = self.linters.len();
+        let place = *self.known.entry(group).or_insert(next);
+        if place == next {
+            self.linters.push(Linter::default());
+        }
+        &mut self.linters[place]
+    }
+}
+
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
-    let mut source = args.inputs.open()?;
+    let (inputs, lone) = tables(args.inputs.inputs)?;
+    let mut source = Source::open(&inputs)?;
     let mut out = BufWriter::new(io::stdout().lock());
-    let mut linter = Linter::default();
+    let mut linters = Linters::default();
     let (mut rows, mut faults) = (0, 0);
     while let Some(batch) = source.next_batch()? {
         rows += batch.num_rows();
-        faults += check(&source, &batch, &mut linter, &mut out)?;
+        let linter = linters.of(group(&source, &lone));
+        faults += check(&source, &batch, linter, &mut out)?;
     }
-    for finding in linter.finish() {
+    for finding in linters.linters.into_iter().flat_map(Linter::finish) {
         print(&mut out, &finding).printed()?;
         faults += 1;
     }
@@ -42,6 +80,36 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     match faults {
         0 => Ok(Exit::Done),
         _ => Ok(Exit::Partial),
+    }
+}
+
+/// Puts the tables of a run in the place of its folder. Returns beside all tables
+/// those that lie beside the stages' folders.
+fn tables(named: Vec<PathBuf>) -> anyhow::Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+    let (mut inputs, mut lone) = (Vec::new(), Vec::new());
+    for input in named {
+        if !run_folder::is_run(&input) {
+            inputs.push(input);
+            continue;
+        }
+        let stages = run_folder::tables_of_run(&input)?;
+        if stages.is_empty() {
+            return Err(Failure::failed(format!("`{}`: no tables", input.display())).into());
+        }
+        for (_, tables) in stages {
+            lone.extend(tables.iter().filter(|it| it.parent() == Some(&input)).cloned());
+            inputs.extend(tables);
+        }
+    }
+    Ok((inputs, lone))
+}
+
+fn group(source: &Source, lone: &[PathBuf]) -> Group {
+    let input = Path::new(source.place().0);
+    Group {
+        folder: input.parent().unwrap_or(Path::new("")).to_owned(),
+        written_by: source.written_by(),
+        alone: lone.iter().any(|it| it == input).then(|| input.to_owned()),
     }
 }
 

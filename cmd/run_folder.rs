@@ -51,13 +51,8 @@ impl RunFolder {
     /// Looks at what is there. Errors on tables or records that cannot be read.
     pub(crate) fn open(folder: &Path) -> anyhow::Result<Self> {
         let mut run = Self { stages: Vec::new(), steps: steps(folder)? };
-        for name in STAGES {
-            let tables = tables(&folder.join(name))?;
-            run.stages.extend(Stage::of(name.to_owned(), tables)?);
-        }
-        for table in tables(folder)? {
-            let name = table.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            run.stages.extend(Stage::of(name, vec![table])?);
+        for (name, tables) in tables_of_run(folder)? {
+            run.stages.extend(Stage::of(name, tables)?);
         }
         match run.stages.is_empty() && run.steps.is_empty() {
             true => {
@@ -159,6 +154,21 @@ impl Stage {
         let written_by = there.map(|column| column.writer).max();
         Ok(Some(Self { name, rows: source.total_rows(), tables, written_by }))
     }
+}
+
+/// Lists the tables of a run by stage, in the order of the loop; what lies beside
+/// the folders last, each a stage of its own.
+pub(crate) fn tables_of_run(folder: &Path) -> anyhow::Result<Vec<(String, Vec<PathBuf>)>> {
+    let mut found = Vec::new();
+    for name in STAGES {
+        found.push((name.to_owned(), tables(&folder.join(name))?));
+    }
+    for table in tables(folder)? {
+        let name = table.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        found.push((name, vec![table]));
+    }
+    found.retain(|(_, tables)| !tables.is_empty());
+    Ok(found)
 }
 
 /// Lists the finished tables right in a folder, by name.

@@ -18,7 +18,7 @@ use super::parquet_file::{self, ParquetFile, Part, Rows};
 use super::size::{BATCH_BYTES, pieces};
 use super::stream::{self, Stream};
 use super::{Error, Format, Provenance, merge};
-use crate::trajectory::{Turn, turn};
+use crate::trajectory::{Turn, Writer, columns, turn};
 
 const STDIN: &str = "standard input";
 
@@ -35,12 +35,15 @@ pub struct Source {
     handed_out: u64,
     /// Name of the input and number of the first row of the last batch.
     place: (String, u64),
+    /// The last stage that wrote columns of that input.
+    written_by: Option<Writer>,
 }
 
 struct Input {
     name: String,
     bytes: Bytes,
     rows: Option<u64>,
+    written_by: Option<Writer>,
 }
 
 /// How an input's bytes are reached.
@@ -77,7 +80,7 @@ impl Source {
         let mut schemas = Vec::new();
         let mut provenance: Option<Provenance> = None;
         for place in inputs::resolve(inputs)? {
-            let (input, schema) = match place {
+            let (mut input, schema) = match place {
                 Place::Path(path) => open_path(&path)?,
                 Place::Stdin => open_stdin()?,
             };
@@ -86,6 +89,8 @@ impl Source {
                 None => provenance = Some(told),
                 Some(known) => known.merge(told),
             }
+            let there = columns().iter().filter(|column| schema.index_of(column.name).is_ok());
+            input.written_by = there.map(|column| column.writer).max();
             schemas.push((input.name.clone(), schema));
             opened.push(input);
         }
@@ -98,6 +103,7 @@ impl Source {
             pending: VecDeque::new(),
             handed_out: 0,
             place: Default::default(),
+            written_by: None,
         })
     }
 
@@ -135,12 +141,20 @@ impl Source {
         (&self.place.0, self.place.1)
     }
 
+    /// Returns the last stage of which the input of the last batch has columns of
+    /// its own: those that only other inputs have do not count.
+    pub fn written_by(&self) -> Option<Writer> {
+        self.written_by
+    }
+
     /// Returns the next rows, never more than a bounded number of bytes unless
     /// one row alone weighs more, or nothing at the end.
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, Error> {
         loop {
             if let Some(batch) = self.pending.pop_front() {
-                self.place = (self.inputs[self.at].name.clone(), self.handed_out);
+                let input = &self.inputs[self.at];
+                self.place = (input.name.clone(), self.handed_out);
+                self.written_by = input.written_by;
                 self.handed_out += batch.num_rows() as u64;
                 return Ok(Some(batch));
             }
@@ -293,7 +307,7 @@ fn open_file(
         }
         Format::Ipc => (Stream::open(&name, Box::new(Part::of(file.clone())))?.schema(), None),
     };
-    Ok((Input { name, bytes: keep(file), rows }, schema))
+    Ok((Input { name, bytes: keep(file), rows, written_by: None }, schema))
 }
 
 fn open_stdin() -> Result<(Input, SchemaRef), Error> {
@@ -328,7 +342,8 @@ fn open_live(name: String, mut bytes: Box<dyn Read + Send>) -> Result<(Input, Sc
         Format::Ipc => {
             let stream = Stream::open(&name, Box::new(bytes))?;
             let schema = stream.schema();
-            Ok((Input { name, bytes: Bytes::Live(Some(Box::new(stream))), rows: None }, schema))
+            let bytes = Bytes::Live(Some(Box::new(stream)));
+            Ok((Input { name, bytes, rows: None, written_by: None }, schema))
         }
     }
 }

@@ -47,6 +47,73 @@ fn each_finding_is_one_line_with_its_place() {
     assert_eq!(stderr, "3 rows, 5 findings\n");
 }
 
+/// A run with two shards per stage, whose stages tell of the same turns.
+fn a_run(folder: &tempfile::TempDir) {
+    let run = folder.path().join("run");
+    for (stage, writers) in
+        [("turns", &STAGES[..1]), ("judged", &STAGES[..2]), ("ready", &STAGES[..])]
+    {
+        std::fs::create_dir_all(run.join(stage)).unwrap();
+        for session in ["a", "b"] {
+            let turns = [finished(session, 1), finished(session, 2)];
+            let name = run.join(stage).join(format!("{session}.parquet"));
+            write(&name, Format::Parquet, writers, &turns);
+        }
+    }
+    let turns = [finished("a", 1), finished("a", 2)];
+    write(&run.join("ready.parquet"), Format::Parquet, &STAGES, &turns);
+    write(&run.join("tried.parquet"), Format::Parquet, &STAGES, &turns);
+}
+
+#[test]
+fn a_turn_may_stand_in_the_tables_of_several_stages() {
+    let folder = tempfile::tempdir().unwrap();
+    a_run(&folder);
+    for (inputs, rows) in [
+        (&["run"][..], 16),
+        (&["run/turns", "run/ready.parquet"], 6),
+        (&["run/turns", "run/judged", "run/ready"], 12),
+        (&["run/turns/a.parquet", "run/ready/a.parquet"], 4),
+    ] {
+        let expected = (Some(0), String::new(), format!("{rows} rows, 0 findings\n"));
+        assert_eq!(run(&folder, inputs), expected, "{inputs:?}");
+    }
+}
+
+#[test]
+fn a_turn_may_not_stand_twice_in_the_shards_of_one_stage() {
+    let folder = tempfile::tempdir().unwrap();
+    a_run(&folder);
+    // The spool of a stage that was moved back into itself.
+    for stage in ["turns", "ready"] {
+        let stage = folder.path().join("run").join(stage);
+        std::fs::copy(stage.join("b.parquet"), stage.join("c.parquet")).unwrap();
+    }
+    let (code, stdout, stderr) = run(&folder, &["run"]);
+    assert_eq!((code, stderr.as_str()), (Some(3), "20 rows, 8 findings\n"), "{stdout}");
+    for stage in ["turns", "ready"] {
+        for (row, turn) in [(0, 1), (1, 2)] {
+            let line = format!(
+                "row {row} (session b, turn {turn}): turn_id: `b-turn-{turn}` is there twice"
+            );
+            assert!(stdout.contains(&format!("run/{stage}/c.parquet: {line}\n")), "{stdout}");
+        }
+    }
+    let (code, _, stderr) = run(&folder, &["run/turns/b.parquet", "run/turns/c.parquet"]);
+    assert_eq!((code, stderr.as_str()), (Some(3), "4 rows, 4 findings\n"));
+}
+
+#[test]
+fn a_run_without_tables_has_nothing_to_check() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("run/policy")).unwrap();
+    let (code, stdout, stderr) = run(&folder, &["run"]);
+    assert_eq!(
+        (code, stdout.as_str(), stderr.as_str()),
+        (Some(1), "", "oclaw lint: `run`: no tables\n")
+    );
+}
+
 #[test]
 fn a_row_that_cannot_be_read_is_a_finding() {
     let folder = tempfile::tempdir().unwrap();
