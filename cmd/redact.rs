@@ -17,8 +17,10 @@ use crate::visible::visible;
 ///
 /// Finds private keys, JSON web tokens, API keys of the well-known shapes, AWS
 /// keys, bearer tokens, passwords in URLs and whatever looks random behind a word
-/// like `token`; e-mail addresses; payment card numbers; international telephone
-/// numbers; and the caller's own patterns. Each becomes `[redacted:KIND]`, in every
+/// like `token`; passwords with a digit or a mark in them behind `password`,
+/// `passwort`, `pwd`; e-mail addresses; payment card numbers; telephone numbers in an
+/// international form, others behind `tel`, `phone`, `mobile`, `call me at`; and the
+/// caller's own patterns. Each becomes `[redacted:KIND]`, in every
 /// text column, in JSON by its values and names, also in JSON inside JSON. In ids
 /// and names the mark is numbered, so that different ones stay different.
 ///
@@ -27,8 +29,10 @@ use crate::visible::visible;
 /// (log-probs, teacher columns, masks, advantages) and cannot be trained on any
 /// more, with the reason `redacted`. The numbers of other rows stay.
 ///
-/// Words that no pattern knows stay too: names of persons, weak passwords in prose.
-/// Look at the result.
+/// Not found: names of persons, postal addresses, dates of birth, telephone numbers
+/// that no word announces, passwords that are plain words or stand in prose (`my
+/// password, by the way, is …`), passwords of several words. Look at the result, and
+/// name what else there is by `--pattern`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]

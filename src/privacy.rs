@@ -14,6 +14,7 @@ mod policies;
 mod redact;
 mod scan;
 mod spans;
+mod told;
 mod turns;
 
 use std::io;

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::Error;
 use super::spans::{Check, Pattern};
+use super::told;
 
 const PRIVATE_KEY: &str = r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\z)";
 const JWT: &str = r"eyJ[A-Za-z0-9_-]{5,}\.eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]*";
@@ -37,12 +38,14 @@ const PHONE: &str = concat!(
 const ADDRESS: &str = r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}";
 
 /// Words in the name of a member whose value is a secret.
-const TELLING: [&str; 11] = [
+const TELLING: [&str; 13] = [
     "apikey",
     "secret",
     "token",
     "password",
     "passwd",
+    "passwort",
+    "kennwort",
     "passphrase",
     "pwd",
     "credential",
@@ -69,6 +72,8 @@ pub(super) fn usual(addresses: bool) -> Result<Vec<Pattern>, Error> {
         patterns.push(Pattern::new(name, regex, check, everywhere)?);
     }
     patterns.push(Pattern::new("secret", SECRET, random, true)?);
+    patterns.push(Pattern::new("password", told::PASSWORD, told::password, true)?);
+    patterns.push(Pattern::new("phone", told::PHONE, told::phone, false)?);
     if addresses {
         patterns.push(Pattern::new("ip", ADDRESS, address, false)?);
     }
@@ -80,7 +85,7 @@ pub(super) fn is_secret_member(name: &str, value: &str) -> bool {
     let plain: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
     let plain = plain.to_ascii_lowercase();
     let telling = TELLING.iter().any(|word| plain.contains(word));
-    let password = ["password", "passwd", "pwd", "passphrase", "secret"];
+    let password = ["password", "passwd", "passwort", "kennwort", "pwd", "passphrase", "secret"];
     let password = password.iter().any(|word| plain.contains(word));
     let spelled = value.len() >= 6
         && !value.contains(char::is_whitespace)

@@ -7,11 +7,13 @@ use serde_json::{Map, Value};
 use super::Error;
 use super::patterns::{is_secret_member, usual};
 use super::spans::{Pattern, find, mark, replace};
+use super::told::is_phone_member;
 
 /// JSON is looked for inside texts so many levels deep.
 const DEEPEST: usize = 8;
 /// Kind of what a member's name gives away.
 const MEMBER: &str = "secret";
+const PHONE: &str = "phone";
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
 /// How often each kind was found.
@@ -132,6 +134,11 @@ impl Redactor {
                 {
                     *counts.entry(MEMBER.to_owned()).or_default() += 1;
                     *text = mark(MEMBER, None);
+                    changed = true;
+                }
+                Value::String(text) if is_phone_member(name, text) => {
+                    *counts.entry(PHONE.to_owned()).or_default() += 1;
+                    *text = mark(PHONE, None);
                     changed = true;
                 }
                 value => changed |= self.value(value, depth, counts),

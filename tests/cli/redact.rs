@@ -6,7 +6,7 @@ use oclaw::table::{Format, Provenance, Sink, StageLine, Target, read_turns};
 use oclaw::trajectory::{Turn, turn};
 use serde_json::json;
 
-use crate::forge::{STAGES, finished};
+use crate::forge::{STAGES, finished, write};
 use crate::harness::oclaw;
 
 const MAIL: &str = "bob.smith@example.org";
@@ -135,4 +135,29 @@ fn bad_patterns_are_usage_and_not_repeated() {
     let (code, _, talk) = run(folder.path(), &["in.parquet", "-o", "o", "--patterns", "p.toml"]);
     assert_eq!(code, Some(2), "{talk}");
     assert!(talk.contains("patterns in `p.toml`: `x` is no text"), "{talk}");
+}
+
+#[test]
+fn what_a_word_before_it_tells() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |content: &str| json!([{"role": "user", "content": content}]).to_string();
+    let mut telling = finished("a", 1);
+    telling.messages = said("tel: 030/1234567, password: hunter2");
+    telling.next_state = Some(said("call me at 0171 5556789; passwort=geheim1"));
+    telling.feedback_text = Some(r#"{"phone": "030 7654321", "passwort": "blume77"}"#.to_owned());
+    let mut plain = finished("b", 1);
+    plain.messages = said("the password is required; call me at 10:30; mobile 2019 2020");
+    let turns = [telling, plain.clone()];
+    write(&folder.path().join("in.parquet"), Format::Parquet, &STAGES, &turns);
+    let (code, _, talk) = run(folder.path(), &["in.parquet", "-o", "out.parquet"]);
+    assert_eq!(code, Some(0), "{talk}");
+    assert!(talk.contains("password 2, phone 3, secret 1"), "{talk}");
+    let found = read_turns(&[folder.path().join("out.parquet")]).unwrap();
+    let expected = said("tel: [redacted:phone], password: [redacted:password]");
+    assert_eq!(found[0].messages, expected);
+    let next = said("call me at [redacted:phone]; passwort=[redacted:password]");
+    assert_eq!(found[0].next_state.as_deref(), Some(next.as_str()));
+    let feedback = r#"{"phone":"[redacted:phone]","passwort":"[redacted:secret]"}"#;
+    assert_eq!(found[0].feedback_text.as_deref(), Some(feedback));
+    assert_eq!(found[1], plain);
 }
