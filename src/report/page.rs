@@ -87,14 +87,18 @@ fn health(report: &Report) -> String {
             let verdict = judged.verdict.as_str();
             rows.push_str(&row(&[
                 escape(answer.question.as_str()),
-                format!("{}<br/><small>{}</small>", escape(bound.name), escape(bound.meaning)),
+                long(&format!(
+                    "{}<br/><small>{}</small>",
+                    escape(bound.name),
+                    escape(bound.meaning)
+                )),
                 number(judged.value),
                 match judged.verdict {
                     Verdict::Unknown => "unknown".to_owned(),
                     _ => format!("<span class=\"{verdict}\">{verdict}</span>"),
                 },
                 limits(bound.side.as_str(), bound.watch, bound.ill),
-                escape(bound.source),
+                long(&escape(bound.source)),
             ]));
         }
     }
@@ -117,6 +121,15 @@ fn limits(side: &str, watch: f64, ill: f64) -> String {
 fn row(cells: &[String]) -> String {
     let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
     format!("<tr>{cells}</tr>\n")
+}
+
+/// Makes a cell that may break within a word: it keeps a width of its own, so that
+/// a narrow page scrolls its table instead of breaking words into letters.
+fn long(cell: &str) -> String {
+    match cell {
+        "" => String::new(),
+        cell => format!("<div class=\"long\">{cell}</div>"),
+    }
 }
 
 fn table(header: &[&str], rows: &str) -> String {
@@ -261,7 +274,7 @@ fn figures(report: &Report) -> String {
             Amount::Count(count) => count.to_string(),
             Amount::Number(value) => number(value),
         };
-        rows.push_str(&row(&[escape(figure.group), escape(&figure.name), value]));
+        rows.push_str(&row(&[escape(figure.group), long(&escape(&figure.name)), value]));
     }
     let all = table(&["about", "figure", "value"], &rows);
     let body =
@@ -278,9 +291,9 @@ fn stages(report: &Report) -> String {
         rows.push_str(&row(&[
             escape(&stage.command),
             escape(&stage.version),
-            format!("<code>{}</code>", escape(&stage.arguments)),
+            long(&format!("<code>{}</code>", escape(&stage.arguments))),
             stage.seed.map_or("-".to_owned(), |seed| seed.to_string()),
-            stage.inputs.iter().map(|input| escape(input)).collect::<Vec<_>>().join("<br/>"),
+            long(&stage.inputs.iter().map(|input| escape(input)).collect::<Vec<_>>().join("<br/>")),
             escape(&stage.usage),
         ]));
     }

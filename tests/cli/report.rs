@@ -186,6 +186,57 @@ fn what_is_not_known_is_said() {
     }
 }
 
+/// Returns the page of some turns.
+fn page_of(turns: &[Turn]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    write(&folder.path().join("t.parquet"), Format::Parquet, &STAGES, turns);
+    let run = oclaw().current_dir(folder.path()).args(["report", "t.parquet"]).assert().success();
+    let page = String::from_utf8(run.get_output().stdout.clone()).unwrap();
+    well_formed(&page);
+    assert!(!page.contains("NaN") && !page.contains(">inf"), "{page}");
+    page
+}
+
+#[test]
+fn praise_alone_of_one_policy() {
+    let praised = |session: &str| Turn {
+        score: Some(1.0),
+        reward: Some(1.0),
+        votes: Some(vec![Some(1)]),
+        judge_text: Some(vec![Some("\\boxed{1}".to_owned())]),
+        ..finished(session, 1)
+    };
+    let page = page_of(&["a", "b", "c"].map(praised));
+    for part in [
+        "3 turns · 3 sessions · 1 policy version · 0 training steps",
+        "The first three sessions in a row began with a right reply.",
+        "<title>score 1: 3 turns</title>",
+        "<title>score -1: 0 turns</title>",
+        "No prompt was answered by two policies.",
+    ] {
+        assert!(page.contains(part), "{part}\n{page}");
+    }
+}
+
+#[test]
+fn a_table_without_rows() {
+    let page = page_of(&[]);
+    assert!(page.contains("<p>0 turns · 0 sessions · 0 policy versions · 0 training steps</p>"));
+    assert!(page.contains("No turn has a reward"), "{page}");
+}
+
+#[test]
+fn words_break_only_where_a_cell_is_made_for_it() {
+    let style = include_str!("../../src/report/page.css");
+    // A word that may break anywhere counts as one letter wide in a table.
+    for rule in style.split('}').filter(|rule| rule.contains("overflow-wrap: anywhere")) {
+        let selector = rule.split('{').next().unwrap().trim();
+        assert!([".long", "pre"].contains(&selector), "{selector}");
+    }
+    let page = page_of(&[finished("a", 1)]);
+    assert_eq!(page.matches("<table>").count(), page.matches("<div class=\"wide\">").count());
+}
+
 #[test]
 fn a_page_that_cannot_be_written_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
