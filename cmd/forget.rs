@@ -9,7 +9,7 @@ use oclaw::cache::Cache;
 use oclaw::journal;
 use oclaw::journal::{Forgotten, Remembered, Wanted};
 use oclaw::privacy::{
-    Found, Inventory, Pending, Trained, Whose, find, inventory, remove, remove_file, repeats,
+    Found, Inventory, Left, Pending, Trained, Whose, find, inventory, remove, remove_file, repeats,
     still_there, trained_on,
 };
 use serde_json::Value;
@@ -35,10 +35,12 @@ use crate::visible::visible;
 /// answers. Both write the file anew.
 ///
 /// Weights cannot forget: policies that were trained on the turns are listed, and
-/// the exit code is 3 if there are any, or if words are left elsewhere: in files
-/// that are no tables, in bytes of a journal that nobody can read, with `--turn` in
-/// later requests of the session. Copies, backups and freed disk blocks are beyond
-/// this command.
+/// the exit code is 3 if there are any, or if something is left elsewhere or may
+/// be: words or ids of the turns in files that are no tables (a report, a log),
+/// links to other places, compressed files and archives, what cannot be read, with
+/// `--turn` later requests of the session. Each place is named and stays as it is.
+/// Links are not followed: give what they point to to `--in` itself. Copies,
+/// backups and freed disk blocks are beyond this command.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -87,8 +89,22 @@ impl Selected {
 struct Account {
     files: Vec<(PathBuf, u64, &'static str)>,
     policies: Vec<Trained>,
-    left: Vec<(PathBuf, &'static str)>,
+    left: Vec<(PathBuf, String)>,
     repeating: BTreeSet<String>,
+}
+
+impl Account {
+    fn leave(&mut self, places: impl IntoIterator<Item = (PathBuf, Left)>) {
+        self.left.extend(places.into_iter().map(|(path, left)| (path, left.to_string())));
+    }
+}
+
+fn named(whose: &Whose) -> String {
+    match whose {
+        Whose::Session(session) => format!("session `{}`", visible(session)),
+        Whose::Client(client) => format!("client `{}`", visible(client)),
+        Whose::Turn(turn) => format!("turn `{}`", visible(turn)),
+    }
 }
 
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
@@ -101,8 +117,12 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let found = gather(&there, &whose, &folders)?;
     let mut account = Account::default();
     for policy in &there.policies {
-        account.policies.extend(trained_on(policy, &found.turn_ids)?);
+        match trained_on(policy, &found.turn_ids) {
+            Ok(trained) => account.policies.extend(trained),
+            Err(error) => account.leave([(policy.clone(), Left::unreadable(&error))]),
+        }
     }
+    account.leave(there.left.iter().chain(&found.left).cloned());
     if !dry_run {
         let (turn_ids, places) = (found.turn_ids.clone(), found.places.clone());
         let pending = Pending { whose: whose.clone(), turn_ids, places };
@@ -116,12 +136,15 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         let forgotten = spooled(spool, &whose, &found, dry_run)?;
         account.files.extend(forgotten.files.into_iter().map(|(path, n)| (path, n, "records")));
         let unreadable = forgotten.unreadable.into_iter();
-        account.left.extend(unreadable.map(|path| (path, "bytes that nobody can read")));
+        let what = "bytes that nobody can read".to_owned();
+        account.left.extend(unreadable.map(|path| (path, what.clone())));
     }
-    let spelled = still_there(&there.others, &found.texts)?;
-    account.left.extend(spelled.into_iter().map(|path| (path, "words of the turns")));
+    account.leave(still_there(&there.others, &found.texts, &found.ids(&whose)));
     if !dry_run {
         folders.iter().try_for_each(|folder| Pending::done(folder))?;
+    }
+    if account.files.is_empty() && account.policies.is_empty() {
+        context.say(format!("nothing of {} was found in what could be read", named(&whose)));
     }
     report(context, &account, dry_run)?;
     let all_gone =
@@ -157,7 +180,7 @@ fn gather(there: &Inventory, whose: &Whose, folders: &[&PathBuf]) -> anyhow::Res
             places.extend(pending.places);
         }
     }
-    let mut found = find(&there.tables, whose, &named)?;
+    let mut found = find(&there.tables, whose, &named);
     found.turn_ids.extend(named);
     found.places.extend(places);
     for spool in &there.spools {
@@ -227,7 +250,7 @@ fn answers(
         let entry = entry?;
         let beside = entry.file_name().to_string_lossy().into_owned();
         if beside.starts_with(&format!("{name}.damaged-")) {
-            account.left.push((entry.path(), "answers set aside as damaged"));
+            account.left.push((entry.path(), "answers set aside as damaged".to_owned()));
         }
     }
     Ok(())
@@ -270,7 +293,7 @@ fn report(context: &Context, account: &Account, dry_run: bool) -> anyhow::Result
         )?;
     }
     for (path, what) in &account.left {
-        writeln!(out, "{}: left: {what}", shown(path))?;
+        writeln!(out, "{}: left: {}", shown(path), visible(what))?;
     }
     for turn in &account.repeating {
         writeln!(out, "turn {}: left: its request repeats an answer", visible(turn))?;

@@ -18,10 +18,11 @@ use crate::visible::visible;
 /// Finds private keys, JSON web tokens, API keys of the well-known shapes, AWS
 /// keys, bearer tokens, passwords in URLs and whatever looks random behind a word
 /// like `token`; passwords with a digit or a mark in them behind `password`,
-/// `passwort`, `pwd`; e-mail addresses; payment card numbers; telephone numbers in an
-/// international form, others behind `tel`, `phone`, `mobile`, `call me at`; and the
-/// caller's own patterns. Each becomes `[redacted:KIND]`, in every
-/// text column, in JSON by its values and names, also in JSON inside JSON. In ids
+/// `passwort`, `pwd`; cookies; e-mail addresses; payment card numbers; telephone
+/// numbers in an international form, others behind `tel`, `phone`, `mobile`, `call
+/// me at`; and the caller's own patterns. Each becomes `[redacted:KIND]`, in every
+/// text column, in JSON by its values and names, also in JSON inside JSON, and
+/// behind the escapes of JSON, URLs and HTML (`\u0040`, `%40`, `&#64;`). In ids
 /// and names the mark is numbered, so that different ones stay different.
 ///
 /// Token ids would still spell what the words no longer do: where the prompt, the
@@ -31,8 +32,9 @@ use crate::visible::visible;
 ///
 /// Not found: names of persons, postal addresses, dates of birth, telephone numbers
 /// that no word announces, passwords that are plain words or stand in prose (`my
-/// password, by the way, is …`), passwords of several words. Look at the result, and
-/// name what else there is by `--pattern`.
+/// password, by the way, is …`), passwords of several words, a secret that is split
+/// over two messages or two parts of a content, or encoded in other ways (base64).
+/// Look at the result, and name what else there is by `--pattern`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -16,6 +16,7 @@ mod scan;
 mod spans;
 mod told;
 mod turns;
+mod views;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ pub use inventory::{Inventory, inventory, remove_file};
 pub use pending::Pending;
 pub use policies::{Trained, trained_on};
 pub use redact::{Counts, Redacted, Redactor};
-pub use scan::still_there;
+pub use scan::{Left, still_there};
 pub use spans::Pattern;
 pub use turns::{Rows, Spot};
 

@@ -10,8 +10,8 @@ use arrow::compute::filter_record_batch;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Error;
 use super::inventory::remove_file;
+use super::{Error, Left};
 use crate::table::{Format, Sink, Source, Target};
 use crate::trajectory::Turn;
 
@@ -56,9 +56,22 @@ pub struct Found {
     pub log_probs: Vec<Vec<f32>>,
     /// Tables that have rows of them, and how many.
     pub rows: Vec<(PathBuf, u64)>,
+    /// Tables that cannot be read to their end, and why.
+    pub left: Vec<(PathBuf, Left)>,
 }
 
 impl Found {
+    /// Returns the ids that tell of the turns wherever they stand.
+    pub fn ids(&self, whose: &Whose) -> BTreeSet<String> {
+        let mut ids = self.turn_ids.clone();
+        match whose {
+            Whose::Session(session) => _ = ids.insert(session.clone()),
+            Whose::Client(_) => ids.extend(self.places.iter().map(|(session, _)| session.clone())),
+            Whose::Turn(_) => {}
+        }
+        ids
+    }
+
     /// Tells whether feedback is about one of the turns.
     pub fn is_about(
         &self,
@@ -121,23 +134,34 @@ fn said(messages: &Value, texts: &mut BTreeSet<String>) {
 }
 
 /// Looks through tables for the turns, and for those that an interrupted run has
-/// named.
-pub fn find(tables: &[PathBuf], whose: &Whose, named: &BTreeSet<String>) -> Result<Found, Error> {
+/// named. A table that cannot be read keeps no other one from being looked at.
+pub fn find(tables: &[PathBuf], whose: &Whose, named: &BTreeSet<String>) -> Found {
     let mut found = Found::default();
     for path in tables {
-        let mut source = Source::open(std::slice::from_ref(path))?;
-        let mut rows = 0;
-        while let Some(turns) = source.next_turns()? {
-            for turn in turns.iter().filter(|turn| wanted(turn, whose, named)) {
-                rows += 1;
-                found.see(turn);
-            }
-        }
-        if rows > 0 {
-            found.rows.push((path.clone(), rows));
+        match see_all(path, whose, named, &mut found) {
+            Ok(0) => {}
+            Ok(rows) => found.rows.push((path.clone(), rows)),
+            Err(error) => found.left.push((path.clone(), Left::unreadable(&error))),
         }
     }
-    Ok(found)
+    found
+}
+
+fn see_all(
+    path: &PathBuf,
+    whose: &Whose,
+    named: &BTreeSet<String>,
+    found: &mut Found,
+) -> Result<u64, Error> {
+    let mut source = Source::open(std::slice::from_ref(path))?;
+    let mut rows = 0;
+    while let Some(turns) = source.next_turns()? {
+        for turn in turns.iter().filter(|turn| wanted(turn, whose, named)) {
+            rows += 1;
+            found.see(turn);
+        }
+    }
+    Ok(rows)
 }
 
 fn wanted(turn: &Turn, whose: &Whose, named: &BTreeSet<String>) -> bool {
@@ -203,7 +227,8 @@ pub fn repeats(
     let sessions: BTreeSet<&str> =
         found.places.iter().map(|(session, _)| session.as_str()).collect();
     let mut repeating = BTreeSet::new();
-    for path in tables {
+    let readable = |path: &&PathBuf| found.left.iter().all(|(left, _)| left != *path);
+    for path in tables.iter().filter(readable) {
         let mut source = Source::open(std::slice::from_ref(path))?;
         while let Some(turns) = source.next_turns()? {
             let others = turns.iter().filter(|turn| {

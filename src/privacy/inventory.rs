@@ -5,7 +5,8 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use super::Error;
+use super::pending;
+use super::{Error, Left};
 use crate::table::{self, Source};
 use crate::trajectory;
 
@@ -22,17 +23,35 @@ pub struct Inventory {
     pub policies: Vec<PathBuf>,
     /// Files of other kinds.
     pub others: Vec<PathBuf>,
+    /// Places that are not looked into, and why.
+    pub left: Vec<(PathBuf, Left)>,
+    /// Folders that were looked through, by their one true name.
+    seen: BTreeSet<PathBuf>,
 }
 
 /// Looks through folders, and takes files as they are named. Links are not
-/// followed: what they point to is elsewhere, or seen anyway.
+/// followed: those that lead to a place that is not seen anyway are told. So is
+/// what cannot be read; only that a root is there is demanded.
 pub fn inventory(roots: &[PathBuf]) -> Result<Inventory, Error> {
     let mut found = Inventory::default();
+    let mut links = Vec::new();
+    let mut named = BTreeSet::new();
     for root in roots {
-        let kind = fs::metadata(root).map_err(|source| Error::read(root, source))?;
-        match kind.is_dir() {
-            true => folder(root, &mut found)?,
-            false => file(root, &mut found)?,
+        let read = |source| Error::read(root, source);
+        let kind = fs::metadata(root).map_err(read)?;
+        let linked = fs::symlink_metadata(root).map_err(read)?.is_symlink();
+        match (kind.is_dir(), linked) {
+            (true, _) => folder(root, &mut found, &mut links)?,
+            (false, false) => file(root, &mut found),
+            // The words are in what the link points to.
+            (false, true) => file(&fs::canonicalize(root).map_err(read)?, &mut found),
+        }
+        named.extend(fs::canonicalize(root));
+    }
+    for link in links {
+        let target = fs::read_link(&link).unwrap_or_default();
+        if !is_seen(&link, &target, &found.seen, &named) {
+            found.left.push((link, Left::Link(target)));
         }
     }
     for list in [
@@ -51,16 +70,43 @@ pub fn inventory(roots: &[PathBuf]) -> Result<Inventory, Error> {
     Ok(found)
 }
 
-fn folder(path: &Path, found: &mut Inventory) -> Result<(), Error> {
+/// Tells whether what a link points to is looked at by its own name, or is not
+/// there in a folder that is.
+fn is_seen(
+    link: &Path,
+    target: &Path,
+    seen: &BTreeSet<PathBuf>,
+    named: &BTreeSet<PathBuf>,
+) -> bool {
+    let known = |path: &Path| seen.contains(path) || named.contains(path);
+    let beside = link.parent().unwrap_or(Path::new("."));
+    match fs::canonicalize(link) {
+        Ok(real) if real.is_dir() => known(&real),
+        Ok(real) => {
+            named.contains(&real) || real.parent().is_some_and(|parent| seen.contains(parent))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let parent = beside.join(target).parent().map(fs::canonicalize);
+            parent.is_some_and(|parent| parent.is_ok_and(|parent| seen.contains(&parent)))
+        }
+        Err(_) => false,
+    }
+}
+
+fn folder(path: &Path, found: &mut Inventory, links: &mut Vec<PathBuf>) -> Result<(), Error> {
+    let real = fs::canonicalize(path).map_err(|source| Error::read(path, source))?;
     if path.join("oclaw/ledger.parquet").is_file() {
         found.policies.push(path.to_owned());
+        found.seen.insert(real);
         return Ok(());
     }
     if path.join(".journal").is_dir() || path.join("feedback").is_dir() {
         found.spools.push(path.to_owned());
     }
     let read = |source| Error::read(path, source);
-    for entry in fs::read_dir(path).map_err(read)? {
+    let entries = fs::read_dir(path).map_err(read)?;
+    found.seen.insert(real.clone());
+    for entry in entries {
         let entry = entry.map_err(read)?;
         let kind = entry.file_type().map_err(read)?;
         let name = entry.file_name();
@@ -71,20 +117,26 @@ fn folder(path: &Path, found: &mut Inventory) -> Result<(), Error> {
         if kind.is_file() && name.starts_with(".tmp-") {
             found.unfinished.push(inner);
         } else if kind.is_dir() && !journals && !name.starts_with(".tmp-") {
-            folder(&inner, found)?;
-        } else if kind.is_file() {
-            file(&inner, found)?;
+            if let Err(error) = folder(&inner, found, links) {
+                found.left.push((inner, Left::unreadable(&error)));
+            }
+        } else if kind.is_dir() && journals {
+            found.seen.insert(real.join(entry.file_name()));
+        } else if kind.is_symlink() {
+            links.push(inner);
+        } else if kind.is_file() && name != pending::NAME {
+            file(&inner, found);
         }
     }
     Ok(())
 }
 
-fn file(path: &Path, found: &mut Inventory) -> Result<(), Error> {
-    match is_table(path)? {
-        true => found.tables.push(path.to_owned()),
-        false => found.others.push(path.to_owned()),
+fn file(path: &Path, found: &mut Inventory) {
+    match is_table(path) {
+        Ok(true) => found.tables.push(path.to_owned()),
+        Ok(false) => found.others.push(path.to_owned()),
+        Err(error) => found.left.push((path.to_owned(), Left::unreadable(&error))),
     }
-    Ok(())
 }
 
 /// Tells whether a file is a table of turns. One that should be and cannot be

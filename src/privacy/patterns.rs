@@ -15,10 +15,11 @@ const AWS: &str = r"(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}";
 /// npm, PyPI, Stripe, SendGrid, Groq, xAI, Replicate, DigitalOcean, Tailscale,
 /// Telegram.
 const API_KEY: &str = concat!(
-    r"sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{22,}",
-    r"|glpat-[A-Za-z0-9_-]{20,}|xox[abeposr]-[A-Za-z0-9-]{10,}|hf_[A-Za-z0-9]{30,}",
-    r"|AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,}|npm_[A-Za-z0-9]{36}|pypi-[A-Za-z0-9_-]{50,}",
-    r"|[srp]k_(?:live|test)_[A-Za-z0-9]{16,}|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
+    r"(?i:sk)-[A-Za-z0-9_-]{20,}|(?i:gh[pousr]_)[A-Za-z0-9]{30,}|(?i:github_pat_)[A-Za-z0-9_]{22,}",
+    r"|(?i:glpat)-[A-Za-z0-9_-]{20,}|(?i:xox[abeposr])-[A-Za-z0-9-]{10,}|(?i:hf_)[A-Za-z0-9]{30,}",
+    r"|AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,}|(?i:npm_)[A-Za-z0-9]{36}",
+    r"|(?i:pypi)-[A-Za-z0-9_-]{50,}|(?i:[srp]k_(?:live|test)_)[A-Za-z0-9]{16,}",
+    r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}",
     r"|gsk_[A-Za-z0-9]{40,}|xai-[A-Za-z0-9]{40,}|r8_[A-Za-z0-9]{30,}|do[por]_v1_[a-f0-9]{64}",
     r"|tskey-[A-Za-z0-9-]{16,}|[0-9]{8,10}:AA[A-Za-z0-9_-]{33}"
 );
@@ -28,6 +29,11 @@ const SECRET: &str = concat!(
     r"(?i)(?:api[_\- ]?key|secret|token|passw(?:or)?d|passphrase|pwd|credential|authorization",
     r"|(?:auth|access|private|signing|encryption)[_\- ]?key)[a-z_\-]*",
     r#"["'\\]*\s{0,3}(?::|=>?|\bis\b)\s{0,3}["'\\]*([^\s"'`,;<>\\(){}\[\]]{12,})"#
+);
+/// All pairs of a cookie's header, which may stand in quotes.
+const COOKIE: &str = concat!(
+    r#"(?i)\b(?:set-)?cookie["'\\]*\s{0,3}[:=]\s{0,3}["'\\]*"#,
+    r#"([a-z0-9_.!$*+~-]+=[^;\s"'\\,]{4,}(?:;\s{0,3}[a-z0-9_.!$*+~-]+=[^;\s"'\\,]*)*)"#
 );
 const EMAIL: &str = r"[\p{L}\p{N}._%+-]+@[\p{L}\p{N}-]+(?:\.[\p{L}\p{N}-]+)*\.\p{L}{2,}";
 const CARD: &str = r"[2-6][0-9](?:[ -]?[0-9]){11,17}";
@@ -56,13 +62,14 @@ const TELLING: [&str; 13] = [
 
 /// Returns the patterns, the surest first. Addresses of machines only if wanted.
 pub(super) fn usual(addresses: bool) -> Result<Vec<Pattern>, Error> {
-    let list: [(&str, &str, Check, bool); 9] = [
+    let list: [(&str, &str, Check, bool); 10] = [
         ("private_key", PRIVATE_KEY, |_, range| Some(range), true),
         ("jwt", JWT, apart, true),
         ("aws_key", AWS, apart, true),
         ("api_key", API_KEY, with_digit, true),
         ("bearer", BEARER, random, true),
         ("password", PASSWORD, |_, range| Some(range), true),
+        ("cookie", COOKIE, |_, range| Some(range), true),
         ("email", EMAIL, |_, range| Some(range), true),
         ("card", CARD, card, false),
         ("phone", PHONE, phone, false),
@@ -90,7 +97,8 @@ pub(super) fn is_secret_member(name: &str, value: &str) -> bool {
     let spelled = value.len() >= 6
         && !value.contains(char::is_whitespace)
         && value.bytes().any(|byte| byte.is_ascii_digit());
-    telling && (is_random(value) || (password && spelled))
+    let cookie = ["cookie", "setcookie"].contains(&plain.as_str()) && value.contains('=');
+    cookie || telling && (is_random(value) || (password && spelled))
 }
 
 fn before(text: &str, at: usize) -> Option<char> {
@@ -253,6 +261,19 @@ mod tests {
             ("at 192.168.10.3 now", "ip", "192.168.10.3"),
             ("at 2001:db8::8a2e:370:7334 now", "ip", "2001:db8::8a2e:370:7334"),
             (key.as_str(), "api_key", key.as_str()),
+            ("SK-PROJ-A1B2C3D4E5F6G7H8I9J0", "api_key", "SK-PROJ-A1B2C3D4E5F6G7H8I9J0"),
+            ("-H 'Cookie: sid=s3cr3t; t=1'", "cookie", "sid=s3cr3t; t=1"),
+            ("Set-Cookie: sid=s3cr3t; HttpOnly", "cookie", "sid=s3cr3t"),
+            (r"to jane.doe\u0040example.com, ", "email", r"jane.doe\u0040example.com"),
+            (r#"{"to": "jane\\u0040example.com", "b"#, "email", r"jane\\u0040example.com"),
+            (r"first\njane@example.com\nlast", "email", "jane@example.com"),
+            ("?to=jane.doe%40example.com&b=1", "email", "jane.doe%40example.com"),
+            ("?to=jane%2540example.com", "email", "jane%2540example.com"),
+            ("<p>jane&#64;example.com</p>", "email", "jane&#64;example.com"),
+            ("<p>jane&commat;example&period;com", "email", "jane&commat;example&period;com"),
+            ("<p>jane&#x40;example.com</p>", "email", "jane&#x40;example.com"),
+            ("an jane＠example．com.", "email", "jane＠example．com"),
+            ("ja\u{200b}ne@exam\u{200b}ple.com", "email", "ja\u{200b}ne@exam\u{200b}ple.com"),
         ] {
             assert_eq!(kinds(text), [(kind.to_owned(), expected.to_owned())], "{text}");
         }
@@ -269,6 +290,7 @@ mod tests {
             "the token is configured, the password is required",
             "bearer of bad news, basic responsibilities",
             "pkg@1.2.3 @scope/name user@localhost",
+            r"C:\new\temp %20 &amp; 100 %, the cookie: it was eaten",
             "sk-learn-is-a-python-library-for-machine-learning",
             "max_tokens: 4096, tokens = 123456789012",
             "[redacted:email] token: [redacted:api_key]",

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::inventory::{remove_file, sync_folder};
 use super::{Error, Whose};
 
-const NAME: &str = ".forgetting";
+/// Name of the file that notes it.
+pub(super) const NAME: &str = ".forgetting";
 
 /// Turns that a run has begun to remove. Ids only, no words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

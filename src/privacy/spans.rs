@@ -6,9 +6,12 @@ use std::path::Path;
 use regex::Regex;
 
 use super::Error;
+use super::views::View;
 
 /// Longest name of a pattern.
 const LONGEST: usize = 40;
+/// Escapes are looked behind so many levels deep.
+const LEVELS: usize = 3;
 const MARK: &str = "[redacted:";
 
 /// What a match must be besides matching.
@@ -89,15 +92,10 @@ pub(super) struct Span {
     pub(super) pattern: usize,
 }
 
-/// Returns what patterns find, in order. Where two overlap, all of both goes, as
-/// the earlier pattern's.
+/// Returns what patterns find in a text as it is and behind its escapes, in order.
+/// Where two overlap, all of both goes, as the earlier pattern's.
 pub(super) fn find(patterns: &[Pattern], text: &str, ids: bool) -> Vec<Span> {
-    let mut found: Vec<Span> = Vec::new();
-    for (index, pattern) in patterns.iter().enumerate() {
-        if !ids || pattern.everywhere {
-            found.extend(pattern.spans(text).map(|range| Span { range, pattern: index }));
-        }
-    }
+    let mut found = at_every_level(patterns, text, ids, LEVELS);
     if found.is_empty() {
         return found;
     }
@@ -118,6 +116,31 @@ pub(super) fn find(patterns: &[Pattern], text: &str, ids: bool) -> Vec<Span> {
         }
     }
     merged
+}
+
+fn at_every_level(patterns: &[Pattern], text: &str, ids: bool, levels: usize) -> Vec<Span> {
+    let mut found: Vec<Span> = Vec::new();
+    for (index, pattern) in patterns.iter().enumerate() {
+        if !ids || pattern.everywhere {
+            found.extend(pattern.spans(text).map(|range| Span { range, pattern: index }));
+        }
+    }
+    let Some(view) = (levels > 0).then(|| View::of(text)).flatten() else { return found };
+    let mut behind = at_every_level(patterns, &view.text, ids, levels - 1);
+    for span in &mut behind {
+        span.range = view.origin(span.range.clone());
+    }
+    // In `\nbob@example.org` the first letter is the escape's, not the address's.
+    for span in &mut found {
+        let both =
+            |other: &Span| other.range.start < span.range.end && span.range.start < other.range.end;
+        let end = view.end_of_escape(span.range.start).filter(|end| *end < span.range.end);
+        if let Some(end) = end.filter(|_| behind.iter().any(both)) {
+            span.range.start = end;
+        }
+    }
+    found.extend(behind);
+    found
 }
 
 /// What an earlier run left in the place of others.

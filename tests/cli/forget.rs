@@ -1,6 +1,8 @@
 //! `oclaw forget`: a run folder made by the real stages, and every byte of it
 //! searched afterwards.
 
+mod places;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
