@@ -95,6 +95,24 @@ fn json_is_redacted_by_value_at_every_depth() {
     assert_eq!(redactor(&[]).json(escaped).unwrap().text, r#"["[redacted:email]"]"#);
 }
 
+/// JSON that is cut, or quoted in prose, cannot be parsed: its escapes still are
+/// only another spelling.
+#[test]
+fn escapes_hide_nothing() {
+    let found = json_of(&json!({
+        "arguments": r#"{"to": "jane.doe\u0040example.com", "bo"#,
+        "prose": r#"He sent {"mail": "jane\\u0040example.com\n"} then."#,
+        "lines": r"first\njane@example.com\nlast",
+        "link": "https://x.org/?to=jane.doe%40example.com&b=1",
+        "Set-Cookie": "sid=s3cr3t; Path=/",
+    }));
+    assert_eq!(found["arguments"], r#"{"to": "[redacted:email]", "bo"#);
+    assert_eq!(found["prose"], r#"He sent {"mail": "[redacted:email]\n"} then."#);
+    assert_eq!(found["lines"], r"first\n[redacted:email]\nlast");
+    assert_eq!(found["link"], "https://x.org/?to=[redacted:email]&b=1");
+    assert_eq!(found["Set-Cookie"], "[redacted:secret]");
+}
+
 #[test]
 fn own_patterns_come_first_and_may_have_a_group() {
     let redactor = redactor(&["project=Zebedee", "badge=badge (\\d+)", "who=bob@\\S+"]);
