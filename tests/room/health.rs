@@ -226,7 +226,7 @@ fn under_distillation_zero_advantages_are_no_fault() {
         advantage_min: Some(0.0),
         ..Step::default()
     };
-    let ill = answer(Question::Signal, &Survey::default(), &[zero.clone()]);
+    let ill = answer(Question::Signal, &Survey::default(), std::slice::from_ref(&zero));
     assert_eq!(ill.verdict, Verdict::Ill);
     let hybrid = Step { distill_gap: Some(0.3), ..zero };
     let well = answer(Question::Signal, &Survey::default(), &[hybrid]);
