@@ -11,7 +11,7 @@ use std::time::Duration;
 use oclaw::engine::{Engine, EngineOptions};
 use oclaw::judge::{self, Rules};
 use oclaw::replay::report::Tally;
-use oclaw::replay::{self, By, Jury, Options, Outcome, Overrides, Player};
+use oclaw::replay::{self, By, Jury, Options, Outcome, Overrides, Player, asked_at};
 use oclaw::table::read_turns;
 
 use crate::common::Context;
@@ -38,8 +38,9 @@ use asked::{Allowed, ByName, HistoryName, Layout, Pace};
 /// (`diverged`).
 ///
 /// `--by` says how answers are compared:
-///   exact     text, tool calls (name and arguments as JSON), finish reason, and
-///             where both sides have them the token ids.
+///   exact     text, tool calls (name and arguments as JSON), finish reason if it
+///             was recorded (an import may not know), and where both sides have
+///             them the token ids.
 ///   rules     rules score the new answer no lower than the recorded one. Without
 ///             `--rules FILE` they look at the answer alone (control tokens, cut,
 ///             empty). A rule of FILE may also look at the recorded next state;
@@ -171,6 +172,13 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         return Err(Failure::failed("no turns to replay").into());
     }
     let sessions = replay::sessions(turns);
+    let undated =
+        sessions.iter().flat_map(|session| &session.turns).filter(|turn| asked_at(turn).is_none());
+    if args.pace == Pace::Recorded
+        && let undated @ 1.. = undated.count()
+    {
+        context.say(format!("{undated} turns have no recorded time and are sent without a pause"));
+    }
     let outcome = context.block_on(play(&args, context, (by, rules), &sessions))?;
     let tally = Tally::of(&outcome.sessions);
     let allowed = args.allow.of(tally.compared());

@@ -11,15 +11,15 @@ use crate::session::{Arrival, History, Incoming, Limits, Source, Tracker};
 use crate::template::Chat;
 use crate::trajectory::Turn;
 use crate::trajectory::turn::Micros;
-use crate::trajectory::words::{NextStateKind, SessionSource, Status, TokenSource};
+use crate::trajectory::words::{
+    NextStateKind, SessionSource, Status, TokenSource, UNTOLD_FINISH_REASON,
+};
 use crate::wire::json;
 
 /// The branch of a session's first line.
 const MAIN: &str = "main";
 /// The model of an answer whose log does not say it.
 const UNKNOWN: &str = "unknown";
-/// The finish reason of an answer whose log does not say one.
-const IMPORTED: &str = "imported";
 
 /// What an import came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -237,7 +237,7 @@ impl Row {
             messages: Value::from(messages.to_vec()).to_string(),
             tools,
             response: response.to_string(),
-            finish_reason: Some(IMPORTED.to_owned()),
+            finish_reason: Some(UNTOLD_FINISH_REASON.to_owned()),
             status: Status::Complete,
             token_source: TokenSource::None,
             untrainable_reason: Some("no_token_ids".to_owned()),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::capture::{Captured, Outcome};
 use crate::template::flatten_content;
 use crate::trajectory::Turn;
-use crate::trajectory::words::Status;
+use crate::trajectory::words::{Status, UNTOLD_FINISH_REASON};
 
 /// An answer, as far as it is compared.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -16,7 +16,7 @@ pub struct Answer {
     pub text: String,
     /// Its tool calls.
     pub calls: Vec<Call>,
-    /// Why it ended, in the server's word.
+    /// Why it ended, in the server's word; nothing if that was not recorded.
     pub finish_reason: Option<String>,
     /// Ids of the prompt as the server rendered it.
     pub prompt_ids: Option<Vec<i32>>,
@@ -45,7 +45,8 @@ impl Answer {
         let message: Value = serde_json::from_str(&turn.response)
             .map_err(|error| format!("`response` is not usable: {error}"))?;
         let mut answer = Self::of_message(message)?;
-        answer.finish_reason = turn.finish_reason.clone();
+        let told = turn.finish_reason.as_deref().filter(|told| *told != UNTOLD_FINISH_REASON);
+        answer.finish_reason = told.map(str::to_owned);
         answer.prompt_ids = turn.prompt_ids.clone();
         answer.ids = turn.response_ids.clone();
         answer.log_probs = turn.rollout_log_probs.clone();

@@ -5,8 +5,8 @@ use crate::trajectory::Turn;
 
 use super::{Answer, Finding};
 
-/// Compares word for word: text, calls, the way it ended, and, if both sides
-/// have them, the ids.
+/// Compares word for word: text, calls, the way it ended if that was recorded, and,
+/// if both sides have them, the ids.
 pub fn exact(recorded: &Answer, replayed: &Answer) -> Finding {
     let mut found = Vec::new();
     if let (Some(left), Some(right)) = (&recorded.prompt_ids, &replayed.prompt_ids)
@@ -32,7 +32,7 @@ pub fn exact(recorded: &Answer, replayed: &Answer) -> Finding {
     if recorded.calls != replayed.calls {
         found.push(calls(recorded, replayed));
     }
-    if recorded.finish_reason != replayed.finish_reason {
+    if recorded.finish_reason.is_some() && recorded.finish_reason != replayed.finish_reason {
         let word = |answer: &Answer| answer.finish_reason.clone().unwrap_or("nothing".to_owned());
         found.push(format!("ended by {} instead of {}", word(replayed), word(recorded)));
     }
@@ -125,6 +125,20 @@ mod tests {
         );
         let unknown = Answer { ids: None, ..answer("ab", &[]) };
         assert_eq!(exact(&recorded, &unknown), Finding::Same);
+    }
+
+    #[test]
+    fn an_end_that_was_not_recorded_is_not_compared() {
+        let turn = |reason: Option<&str>| Turn {
+            response: "{\"role\":\"assistant\",\"content\":\"ab\"}".to_owned(),
+            finish_reason: reason.map(str::to_owned),
+            ..Turn::default()
+        };
+        let recorded = |reason| Answer::recorded(&turn(reason)).unwrap();
+        let new = answer("ab", &[1, 2]);
+        assert_eq!(exact(&recorded(Some("imported")), &new), Finding::Same);
+        assert_eq!(exact(&recorded(None), &new), Finding::Same);
+        assert_eq!(differs(&recorded(Some("length")), &new), "ended by stop instead of length");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::judge::Rules;
 use crate::trajectory::Turn;
 use crate::wire::openai::ChatRequest;
 
+use super::session::asked_at;
 use super::{Answer, By, Check, Conversation, Finding, Jury, Overrides, Session};
 use super::{compare, log_prob, request};
 
@@ -33,7 +34,8 @@ pub struct Options {
     pub history: History,
     /// Settings that replace the recorded ones.
     pub overrides: Overrides,
-    /// The recorded pace, so many times as fast; none is without a pause.
+    /// The recorded pace, so many times as fast; none is without a pause. Turns
+    /// without a recorded time are sent without one.
     pub speed: Option<f64>,
     /// Requests under way at once.
     pub at_once: usize,
@@ -101,7 +103,7 @@ impl<'a> Player<'a> {
     /// not answer any more ends it: what was not asked by then is not compared.
     pub async fn play(self, sessions: &[Session], watch: &dyn Fn(&Replayed)) -> Outcome {
         let start = Instant::now();
-        let began = sessions.iter().map(Session::began).min().unwrap_or_default();
+        let began = sessions.iter().filter_map(Session::began).min().unwrap_or_default();
         let each = sessions.iter().map(|session| self.session(session, (start, began), watch));
         let sessions = join_all(each).await;
         let away = self.away.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -117,8 +119,8 @@ impl<'a> Player<'a> {
         let mut conversation = Conversation::default();
         let mut found = Vec::new();
         for turn in &session.turns {
-            if let Some(speed) = self.options.speed {
-                let after = turn.created_at.0.saturating_sub(began).max(0) as f64 / 1e6 / speed;
+            if let (Some(speed), Some(at)) = (self.options.speed, asked_at(turn)) {
+                let after = at.saturating_sub(began).max(0) as f64 / 1e6 / speed;
                 let due = Duration::try_from_secs_f64(after)
                     .ok()
                     .and_then(|after| start.checked_add(after));

@@ -14,9 +14,9 @@ pub struct Session {
 }
 
 impl Session {
-    /// Returns when it began, in microseconds since 1970.
-    pub fn began(&self) -> i64 {
-        self.turns.first().map_or(0, |turn| turn.created_at.0)
+    /// Returns when it began, in microseconds since 1970, if that was recorded.
+    pub fn began(&self) -> Option<i64> {
+        self.turns.iter().find_map(asked_at)
     }
 
     /// Tells whether a turn is one of several choices of one request, which a
@@ -25,6 +25,11 @@ impl Session {
         let same = |other: &&Turn| other.request_id == turn.request_id;
         turn.choice > 0 || self.turns.iter().filter(same).count() > 1
     }
+}
+
+/// Returns when a turn was asked. An import whose log tells no time says 1970.
+pub fn asked_at(turn: &Turn) -> Option<i64> {
+    Some(turn.created_at.0).filter(|at| *at > 0)
 }
 
 /// Puts turns together to sessions, the earliest first.

@@ -1,6 +1,10 @@
 //! The closed vocabularies of the schema: string columns in which only these
 //! words may stand.
 
+/// The finish reason of an imported answer whose log does not say one: it stands
+/// for nothing that a server said.
+pub const UNTOLD_FINISH_REASON: &str = "imported";
+
 /// A closed set of words that is stored as text.
 pub trait Word: Sized + Copy + 'static {
     /// Every word, in the order of the documentation.

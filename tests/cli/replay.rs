@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use assert_cmd::assert::Assert;
 use axum::http::StatusCode;
 use oclaw::table::Format;
+use oclaw::trajectory::turn::Micros;
 use oclaw::trajectory::{Turn, Writer};
 use serde_json::{Value, json};
 
@@ -311,6 +312,23 @@ fn failures_have_their_exit_codes() {
     let useless = replay(folder.path(), &rules).code(2);
     assert!(stderr(&useless).contains("no rule in `next.toml` looks at the answer"));
     replay(folder.path(), &["missing.parquet", "--engine", &url]).code(1);
+}
+
+#[test]
+fn what_an_import_does_not_know_is_not_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let imported = |session: &str, question: &str, answer: &str| Turn {
+        finish_reason: Some("imported".to_owned()),
+        created_at: Micros(0),
+        ..turn(session, 1, &[message("user", question)], answer)
+    };
+    let dated = turn("c", 1, &[message("user", "three")], "3");
+    record(folder.path(), &[imported("a", "one", "1"), imported("b", "two", "2"), dated]);
+    // 1970 is no time: nobody waits for decades.
+    let url = scripted(counts);
+    let done = replay(folder.path(), &["--engine", &url, "--pace", "recorded"]).success();
+    let told = stderr(&done);
+    assert!(told.contains("2 turns have no recorded time"), "{told}");
 }
 
 #[test]
