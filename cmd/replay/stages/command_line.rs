@@ -12,8 +12,8 @@ const NOT_TAKEN: [&str; 13] = [
     "fill",
     "follow",
     "poll",
-    "interval",
     "once",
+    "shard-tries",
     "quiet",
     "verbose",
     "seed",
@@ -98,6 +98,18 @@ mod tests {
         let told = words(&line("judge", &argv)).unwrap();
         assert!(told.contains(&"--rules=my.toml".to_owned()), "{told:?}");
         assert!(told.contains(&"--at-once=3".to_owned()) && told.len() == 3, "{told:?}");
+    }
+
+    #[test]
+    fn every_flag_left_out_is_one() {
+        let mut command = crate::Cli::command();
+        command.build();
+        let judge = command.find_subcommand("judge").unwrap();
+        for name in NOT_TAKEN {
+            assert!(judge.get_arguments().any(|arg| arg.get_long() == Some(name)), "{name}");
+        }
+        let argv = ["judge", "--follow", "in", "-o", "out", "--rules", "--once", "--poll=3s"];
+        assert_eq!(words(&line("judge", &argv)).unwrap(), ["--rules", "--seed=7"]);
     }
 
     #[test]
