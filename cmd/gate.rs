@@ -36,7 +36,10 @@ use receipt::Receipt;
 ///             it -1, 0 or 1 (`--rules FILE`, see `oclaw replay`).
 ///   judge     the policy answers, `--judge-engine` scores it -1, 0 or 1 by the
 ///             recorded next state, which answers the recorded response.
-/// Answers are greedy unless `--temperature` says otherwise.
+/// Answers are greedy unless `--temperature` says otherwise. With a temperature the
+/// item numbered n, from 0, is sampled with the seed `--seed` + n under either policy
+/// (common random numbers): luck that both share does not look like a difference, and
+/// another `--seed` is another draw.
 ///
 /// The rule: let d be the mean of candidate minus current over the items both have
 /// a score of, and its interval the 95 % percentile bootstrap over whole sessions
@@ -222,7 +225,11 @@ async fn scores(
     let trial = Trial {
         engine: &engine,
         measure,
-        overrides: Overrides { temperature: Some(args.temperature), ..Overrides::default() },
+        overrides: Overrides {
+            temperature: Some(args.temperature),
+            seed: (args.temperature > 0.0).then_some(context.seed.cast_signed()),
+            ..Overrides::default()
+        },
         at_once: usize::from(args.concurrency),
     };
     let bar = progress::bar(context, name, Some(gate::items(sessions) as u64));

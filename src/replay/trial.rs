@@ -13,6 +13,9 @@ use crate::trajectory::Turn;
 use super::player::{Asked, ask};
 use super::{Answer, Jury, Overrides, Session, gate, request};
 
+/// Seeds that every server takes: 31 bits.
+const SEEDS: i64 = 0x7fff_ffff;
+
 /// How an item is scored.
 #[derive(Debug)]
 pub enum Measure {
@@ -42,7 +45,8 @@ pub struct Trial<'a> {
     pub engine: &'a Engine,
     /// How items are scored.
     pub measure: &'a Measure,
-    /// Settings that replace the recorded ones.
+    /// Settings that replace the recorded ones. A seed is that of the first item;
+    /// each further one has the next.
     pub overrides: Overrides,
     /// Requests under way at once.
     pub at_once: usize,
@@ -77,12 +81,12 @@ impl Trial<'_> {
         done: &dyn Fn(),
     ) -> Result<Scores, engine::Error> {
         let places = Semaphore::new(self.at_once.max(1));
-        let item = async |session: &Session, turn: &Turn| {
+        let item = async |number: usize, session: &Session, turn: &Turn| {
             // The semaphore is never closed.
             let _place = places.acquire().await;
             let score = match session.is_choice(turn) {
                 true => Err(Missing::Unfit("one of several choices".to_owned())),
-                false => self.score(turn).await,
+                false => self.score(number, turn).await,
             };
             done();
             score
@@ -90,7 +94,8 @@ impl Trial<'_> {
         let items = sessions
             .iter()
             .flat_map(|session| session.turns.iter().map(move |turn| (session, turn)))
-            .map(|(session, turn)| item(session, turn));
+            .enumerate()
+            .map(|(number, (session, turn))| item(number, session, turn));
         let mut found = join_all(items).await.into_iter();
         let mut scores = Scores::default();
         for session in sessions {
@@ -115,11 +120,11 @@ impl Trial<'_> {
         Ok(scores)
     }
 
-    async fn score(&self, turn: &Turn) -> Result<f64, Missing> {
+    async fn score(&self, number: usize, turn: &Turn) -> Result<f64, Missing> {
         match self.measure {
             Measure::LogProb => self.log_prob(turn).await,
             Measure::Rules(rules) => {
-                let answered = self.answered(turn).await?;
+                let answered = self.answered(number, turn).await?;
                 let exchange = Exchange::so_far(&answered, Quoting::default())
                     .map_err(|error| Missing::Unfit(error.to_string()))?;
                 Ok(f64::from(rules.decide(&exchange).score))
@@ -128,7 +133,7 @@ impl Trial<'_> {
                 if turn.next_state.is_none() {
                     return Err(Missing::Unfit("no next state to judge by".to_owned()));
                 }
-                let answered = self.answered(turn).await?;
+                let answered = self.answered(number, turn).await?;
                 let verdict = jury
                     .verdict(&answered)
                     .await
@@ -139,12 +144,14 @@ impl Trial<'_> {
         }
     }
 
-    async fn answered(&self, turn: &Turn) -> Result<Turn, Missing> {
+    async fn answered(&self, number: usize, turn: &Turn) -> Result<Turn, Missing> {
         let messages = match serde_json::from_str(&turn.messages) {
             Ok(Value::Array(messages)) if !messages.is_empty() => messages,
             _ => return Err(Missing::Unfit("no messages".to_owned())),
         };
-        let body = request::body(self.engine.model(), turn, &messages, &self.overrides)
+        let seed = self.overrides.seed.map(|first| first.wrapping_add(number as i64) & SEEDS);
+        let overrides = Overrides { seed, ..self.overrides };
+        let body = request::body(self.engine.model(), turn, &messages, &overrides)
             .map_err(Missing::Unfit)?;
         match ask(self.engine, &body).await {
             Ok(answer) => Ok(Answer::instead(&answer, turn)),

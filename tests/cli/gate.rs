@@ -11,12 +11,13 @@ use oclaw::table::{Format, read_turns};
 #[cfg(feature = "torch")]
 use oclaw::trajectory::{Turn, Writer};
 #[cfg(feature = "torch")]
-use serde_json::{Value, json};
+use serde_json::Value;
+use serde_json::json;
 
+use super::judge::says;
 #[cfg(feature = "torch")]
 use crate::forge::write;
-#[cfg(feature = "torch")]
-use crate::harness::fake_engine::FakeEngine;
+use crate::harness::fake_engine::{FakeEngine, Reply};
 use crate::harness::fixture;
 use crate::harness::oclaw;
 
@@ -148,6 +149,35 @@ fn rules_score_what_both_policies_answer() {
     let arguments = [&arguments[..], &["--min-items", "22"]].concat();
     gate(folder.path(), &current, &arguments).code(3);
     assert_eq!(receipt(&folder.path().join("receipt.json"))["verdict"], "undecided");
+}
+
+#[test]
+fn both_policies_get_the_same_seeds() {
+    let folder = tempfile::tempdir().unwrap();
+    let suite = fixture("sessions/tiny.parquet").display().to_string();
+    let receipt = folder.path().join("receipt.json").display().to_string();
+    let seeds = |further: &[&str]| {
+        let fakes = [FakeEngine::start(), FakeEngine::start()];
+        for fake in &fakes {
+            fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "scripted"}]}))]);
+            fake.on("/v1/chat/completions", [Reply::json(200, says("yes", "stop").1)]);
+        }
+        let mut command = oclaw();
+        command.args(["gate", "--suite", &suite, "--by", "rules", "--receipt", &receipt]);
+        command.args(["--candidate", &fakes[0].url(), "--current", &fakes[1].url()]);
+        command.args(further).assert().success();
+        fakes.map(|fake| {
+            let asked = fake.seen().into_iter().filter(|seen| seen.path.ends_with("completions"));
+            let mut seeds: Vec<_> = asked.map(|seen| seen.body["seed"].as_i64().unwrap()).collect();
+            seeds.sort_unstable();
+            seeds
+        })
+    };
+    let first = seeds(&["--temperature", "1", "--seed", "7"]);
+    assert_eq!(first[0], (7..28).collect::<Vec<i64>>());
+    assert_eq!(first[0], first[1]);
+    let other = seeds(&["--temperature", "1", "--seed", "100"]);
+    assert_eq!(other[0], (100..121).collect::<Vec<i64>>());
 }
 
 #[test]
