@@ -279,6 +279,14 @@ fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
     use sync::Error;
     match error {
         Error::Policy { .. } | Error::Lock { .. } | Error::Rollback { .. } => (Kind::Failed, None),
+        Error::Oldest { base, .. } => {
+            let base = base.as_ref().map_or("BASE".to_owned(), |base| base.display().to_string());
+            let hint = format!(
+                "`oclaw sync-weights {base} --version 0 --engine URL` gives the servers the model \
+                 it began from; `latest` stays, so end `sync-weights --follow` first"
+            );
+            (Kind::Failed, Some(hint))
+        }
         Error::Gate { .. } => {
             hinted(Kind::Usage, "`oclaw gate --candidate POLICY` writes a receipt if it passes")
         }

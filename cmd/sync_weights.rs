@@ -40,7 +40,9 @@ use crate::visible::visible;
 /// nothing, so that the same command can be given again. The next `oclaw train`
 /// resumes from the older policy, its optimiser and its ledger: turns that only the
 /// withdrawn one had trained may be trained again, and its number is not used again.
-/// While a trainer is at work there, nothing is rolled back.
+/// While a trainer is at work there, nothing is rolled back. Before the first policy
+/// is none but the model it began from: `oclaw sync-weights BASE --version 0` pushes
+/// that, and `latest` stays.
 ///
 /// `--follow RUN/policy` looks at the folder's `latest` every `--poll`, and at the
 /// servers: a policy that one of them lacks is pushed, also after it was started

@@ -71,6 +71,19 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// `latest` is the oldest policy there is.
+    #[error(
+        "cannot roll `{}` back: there is no policy before version {version} to go back to",
+        .link.display()
+    )]
+    Oldest {
+        /// The `latest`.
+        link: PathBuf,
+        /// Its version.
+        version: String,
+        /// The model that it was trained from, if its record tells.
+        base: Option<PathBuf>,
+    },
     /// A trainer would go on from the policy that is to be withdrawn.
     #[error("`oclaw train` is at work in `{}`", .folder.display())]
     Training {

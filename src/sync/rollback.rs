@@ -42,8 +42,10 @@ impl Rollback {
         let folder = folder.unwrap_or(Path::new("."));
         let trainer = held(folder)?;
         let to = before(folder, &from).map_err(|error| refuse(error.to_string()))?;
-        let to = to.ok_or_else(|| {
-            refuse(format!("there is no policy before version {} to go back to", from.version))
+        let to = to.ok_or_else(|| Error::Oldest {
+            link: given.to_owned(),
+            version: from.version.clone(),
+            base: base(&from.folder),
         })?;
         Ok(Self { to: Policy::resolve(&to, None)?, from, link, _trainer: trainer })
     }
@@ -84,6 +86,13 @@ fn held(folder: &Path) -> Result<File, Error> {
         Err(TryLockError::Error(source)) => Err(failed(source)),
         Err(TryLockError::WouldBlock) => Err(Error::Training { folder: folder.to_owned() }),
     }
+}
+
+/// Returns the model that a policy was trained from.
+fn base(policy: &Path) -> Option<PathBuf> {
+    let record = fs::read(policy.join("oclaw/train.json")).ok()?;
+    let record: serde_json::Value = serde_json::from_slice(&record).ok()?;
+    record["base"]["folder"].as_str().map(PathBuf::from)
 }
 
 /// Finds the newest policy before another that was not withdrawn itself.

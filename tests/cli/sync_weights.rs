@@ -127,7 +127,15 @@ fn one_command_rolls_back() {
         (latest().as_path(), fake.version().as_deref()),
         (Path::new("step-000004"), Some("4"))
     );
+    let record = folder.path().join("step-000004/oclaw");
+    std::fs::create_dir(&record).unwrap();
+    std::fs::write(record.join("train.json"), "{\"base\":{\"folder\":\"/models/base\"}}").unwrap();
     let end = sync(folder.path(), &back).code(1);
+    assert!(
+        stderr(&end).contains("`oclaw sync-weights /models/base --version 0 --engine URL`"),
+        "{}",
+        stderr(&end)
+    );
     assert!(stderr(&end).contains("no policy before version 4"), "{}", stderr(&end));
     assert_eq!(latest(), Path::new("step-000004"));
 }
