@@ -1,6 +1,7 @@
 //! Asking a model about turns: the flags that `judge` and `hint` share, the
 //! calls, and the count of them.
 
+mod absent;
 mod following;
 
 use std::cell::RefCell;
@@ -18,6 +19,8 @@ use oclaw::stage::Plan;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, SemaphorePermit};
+
+use absent::Absent;
 
 use crate::answers::{Answers, Keeping};
 use crate::away::Away;
@@ -97,9 +100,11 @@ impl Asking {
         }
     }
 
-    /// Connects to whom is to be asked.
-    pub(crate) async fn connect(&self, context: &Context) -> anyhow::Result<Asker<'_>> {
+    /// Connects to whom is to be asked. A server that is not there is taken for whom
+    /// it was when it was last asked, if `kept` answers may do.
+    pub(crate) async fn connect(&self, context: &Context, kept: bool) -> anyhow::Result<Asker<'_>> {
         let answers = Answers::open(&self.keeping, &context.command)?;
+        let mut absent = None;
         let (engine, embedded) = match (&self.engine, &self.model) {
             (Some(url), _) => {
                 let key = embedded::key(&context.command, self.engine_key_file.as_deref())?;
@@ -108,7 +113,21 @@ impl Asking {
                     model: self.engine_model.clone(),
                     ..self.options(url.clone())
                 };
-                (Engine::connect(options).await?, None)
+                let engine = match Engine::connect(options.clone()).await {
+                    Err(error) if kept && error.is_transient() => {
+                        let typed = (url.as_str(), self.engine_model.as_deref());
+                        let met = absent::last_met(options, &answers, typed).await;
+                        let Some((engine, whom)) = met else { return Err(error.into()) };
+                        let model = visible(engine.model().unwrap_or_default());
+                        context.say(format!(
+                            "{error}: only answers kept of `{model}`, met there before, are used"
+                        ));
+                        absent = Some((error, whom));
+                        engine
+                    }
+                    connected => connected?,
+                };
+                (engine, None)
             }
             (None, Some(folder)) => {
                 let embedded = Embedded::start(context, folder, None, DTYPE).await?;
@@ -117,10 +136,14 @@ impl Asking {
             }
             (None, None) => return Err(Failure::usage("nobody to ask").into()),
         };
-        let whom = match (&self.engine, &self.model) {
-            (Some(url), _) => answers.of_engine(&engine, (url, self.engine_model.as_deref())).await,
-            (None, Some(folder)) => answers.of_folder(folder, DTYPE).await?,
-            (None, None) => Value::Null,
+        let (absent, met) = absent.unzip();
+        let whom = match (met, &self.engine, &self.model) {
+            (Some(met), ..) => met,
+            (None, Some(url), _) => {
+                answers.of_engine(&engine, (url, self.engine_model.as_deref())).await
+            }
+            (None, None, Some(folder)) => answers.of_folder(folder, DTYPE).await?,
+            (None, None, None) => Value::Null,
         };
         Ok(Asker {
             asking: self,
@@ -133,6 +156,7 @@ impl Asking {
             meter: Meter::new(&self.budget),
             faults: RefCell::default(),
             away: Away::default(),
+            absent: Absent::new(absent),
         })
     }
 
@@ -177,6 +201,7 @@ pub(crate) struct Asker<'a> {
     meter: Meter,
     faults: RefCell<BTreeMap<String, u64>>,
     away: Away,
+    absent: Absent,
 }
 
 /// A reply as it is kept: what was paid for, and what it cost.
@@ -205,6 +230,7 @@ impl Asker<'_> {
         let missing = kept.iter().filter(|kept| kept.is_none()).count() as u64;
         let mut place = None;
         if missing > 0 {
+            self.absent.hold().await;
             // The turn's calls begin with the first free place; not before that
             // is it known what the calls before them came to.
             place = self.places.acquire().await.ok();

@@ -85,10 +85,15 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             let source = files.open()?;
             let asker = match args.from_feedback {
                 true => None,
-                false => Some(args.asking.connect(context).await?),
+                false => Some(args.asking.connect(context, true).await?),
             };
             let by = By { args: &args, context, asker, prompt, counts };
-            let done = by.table(source, &files.output()).await;
+            let output = files.output();
+            let table = by.table(source, &output);
+            let done = match &by.asker {
+                Some(asker) => asker.with_what_is_kept(table).await,
+                None => table.await,
+            };
             let table = by.finish().await;
             let tally = done?;
             context.conclude(table(&tally));

@@ -39,7 +39,8 @@ use crate::spending::{BUDGET, Spent};
 ///
 /// Answers are kept in a file (`--cache`) under what was asked of which model, so
 /// that a run that was killed, or is made again, asks only what nobody answered
-/// yet. An answer without a verdict is kept as well: `--seed` asks anew. A budget
+/// yet, and a server that is away is missed only by a question that no kept answer
+/// fits. An answer without a verdict is kept as well: `--seed` asks anew. A budget
 /// (`--max-requests`, `--max-tokens-total`, `--max-cost`) that is spent leaves the
 /// other turns without a score and with the error `budget`; `--fill` goes on.
 /// `--dry-run` says what there is to ask.
@@ -103,10 +104,15 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             let source = files.open()?;
             let asker = match rules {
                 Some(_) => None,
-                None => Some(args.asking.connect(context).await?),
+                None => Some(args.asking.connect(context, true).await?),
             };
             let by = By { args: &args, context, rules, asker, prompt, counts };
-            let done = by.table(source, &files.output()).await;
+            let output = files.output();
+            let table = by.table(source, &output);
+            let done = match &by.asker {
+                Some(asker) => asker.with_what_is_kept(table).await,
+                None => table.await,
+            };
             let table = by.finish().await;
             let tally = done?;
             context.conclude(table(&tally));

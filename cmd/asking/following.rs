@@ -17,7 +17,7 @@ impl Asking {
         route: &Route<'_>,
         context: &Context,
     ) -> anyhow::Result<Option<Asker<'_>>> {
-        let asker = route.patiently(async || self.connect(context).await).await?;
+        let asker = route.patiently(async || self.connect(context, false).await).await?;
         if let Some(asker) = &asker {
             asker.away.wait(route.tries());
         }

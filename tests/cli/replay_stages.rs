@@ -7,7 +7,9 @@ use oclaw::table::{Provenance, Sink, Source, Target, read_turns};
 use oclaw::trajectory::{Turn, Writer, turn};
 use serde_json::{Value, json};
 
-use crate::harness::{fixture, oclaw};
+use super::judge::{says, table};
+use crate::harness::fake_engine::{FakeEngine, Reply};
+use crate::harness::{fixture, oclaw, oclaw_keeping};
 
 fn stage(folder: &Path, arguments: &[&str]) {
     oclaw().current_dir(folder).args(arguments).assert().success();
@@ -98,6 +100,36 @@ fn the_first_stage_that_changed_is_named() {
     let table = replay(folder.path(), &[]).code(3);
     let table = String::from_utf8(table.get_output().stdout.clone()).unwrap();
     assert!(table.contains("2 of 21 rows: score in 2"), "{table}");
+}
+
+#[test]
+fn kept_answers_do_while_the_engine_is_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = table(folder.path()).display().to_string();
+    let fake = FakeEngine::start();
+    fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "scripted"}]}))]);
+    let answer = says("\\boxed{1}", "stop").1;
+    fake.on("/v1/chat/completions", [Reply::json(200, answer)]);
+    let (url, address) = (fake.url(), fake.address);
+    let judge = |output: &str, further: &[&str]| {
+        let mut command = oclaw_keeping(folder.path());
+        command.current_dir(folder.path()).args(["judge", &input, "--cache", "answers.sqlite"]);
+        command.args(["--engine", &url, "--retries", "0", "-o", output]).args(further).assert()
+    };
+    judge("judged.parquet", &[]).success();
+    drop(fake);
+    while std::net::TcpStream::connect(address).is_ok() {
+        std::thread::yield_now();
+    }
+    let again = judge("again.parquet", &[]).success();
+    let told = String::from_utf8(again.get_output().stderr.clone()).unwrap();
+    assert!(told.contains("only answers kept of `scripted`, met there before, are used"), "{told}");
+    let done = replay(folder.path(), &["--output-format", "json"]).success();
+    assert_eq!(verdicts(&done), pairs(&[("judge", "same")]));
+    // One question more, and the engine is missed: nothing is written.
+    judge("other.parquet", &["--votes", "4"]).code(4);
+    assert!(!folder.path().join("other.parquet").exists());
+    judge("other.parquet", &["--no-cache"]).code(4);
 }
 
 #[test]
