@@ -185,8 +185,13 @@ impl Answers {
         whom
     }
 
-    /// Says who a server was when it was last asked.
+    /// Says who a server was when it was last asked. Does not make the file.
     pub(crate) fn last_met(&self, typed: (&str, Option<&str>)) -> Option<Value> {
+        if let AnswerFile::Named(path) = &*self.file.borrow()
+            && !path.is_file()
+        {
+            return None;
+        }
         self.find(&met(typed).vote(0))
     }
 

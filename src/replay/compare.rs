@@ -95,6 +95,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::trajectory::words::Status;
 
     fn answer(text: &str, ids: &[i32]) -> Answer {
         Answer {
@@ -132,6 +133,7 @@ mod tests {
         let turn = |reason: Option<&str>| Turn {
             response: "{\"role\":\"assistant\",\"content\":\"ab\"}".to_owned(),
             finish_reason: reason.map(str::to_owned),
+            status: Status::Complete,
             ..Turn::default()
         };
         let recorded = |reason| Answer::recorded(&turn(reason)).unwrap();
