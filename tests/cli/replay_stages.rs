@@ -124,8 +124,9 @@ fn kept_answers_do_while_the_engine_is_away() {
     let again = judge("again.parquet", &[]).success();
     let told = String::from_utf8(again.get_output().stderr.clone()).unwrap();
     assert!(told.contains("only answers kept of `scripted`, met there before, are used"), "{told}");
-    let done = replay(folder.path(), &["--output-format", "json"]).success();
-    assert_eq!(verdicts(&done), pairs(&[("judge", "same")]));
+    let mut stages = oclaw_keeping(folder.path());
+    stages.current_dir(folder.path()).args(["replay", "--stages", ".", "--output-format", "json"]);
+    assert_eq!(verdicts(&stages.assert().success()), pairs(&[("judge", "same")]));
     // One question more, and the engine is missed: nothing is written.
     judge("other.parquet", &["--votes", "4"]).code(4);
     assert!(!folder.path().join("other.parquet").exists());
