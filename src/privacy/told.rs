@@ -113,7 +113,7 @@ pub(super) fn password(text: &str, range: Range<usize>) -> Option<Range<usize>> 
     let has = |test: fn(&char) -> bool| value.chars().any(|letter| test(&letter));
     let (letters, digits) = (has(|it| it.is_alphabetic()), has(char::is_ascii_digit));
     let marked = has(|it| "!@#$%^&*?+~".contains(*it));
-    let spelled = (letters && (digits || marked)) || (assigned && digits && !letters);
+    let spelled = if letters { digits || marked } else { assigned && digits };
     (value.chars().count() >= 4
         && spelled
         && !is_reference(text, value, range.end)
