@@ -199,6 +199,7 @@ fn the_shares_of_the_turns_are_the_loss(folder: &Path, loss: f64) {
     assert!((sum - loss).abs() < 1e-3, "{sum}, not {loss}");
 }
 
+#[cfg(feature = "torch")]
 #[test]
 fn the_readme_holds_on_the_recorded_session() {
     let folder = tempfile::tempdir().unwrap();
