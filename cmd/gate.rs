@@ -9,9 +9,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use oclaw::engine::{Engine, EngineOptions};
-use oclaw::judge;
 use oclaw::replay::gate::{self, Figures, Rule, Verdict};
-use oclaw::replay::{self, Jury, Measure, Overrides, Scores, Session, Trial};
+use oclaw::replay::{self, Measure, Overrides, Scores, Session, Trial};
 use oclaw::table::read_turns;
 
 use crate::asking::closing_table;
@@ -77,18 +76,8 @@ pub(crate) struct Args {
     /// File of rules for `--by rules`
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Address of the judge for `--by judge`
-    #[arg(long, value_name = "URL")]
-    judge_engine: Option<String>,
-    /// Name of the judge's model there, if it has several
-    #[arg(long, value_name = "NAME", requires = "judge_engine")]
-    judge_model: Option<String>,
-    /// File with the judge's key
-    #[arg(long, value_name = "FILE", requires = "judge_engine")]
-    judge_key_file: Option<PathBuf>,
-    /// Votes of the judge on each answer
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
-    judge_votes: u32,
+    #[command(flatten)]
+    judge: asked::Judge,
     /// Temperature of the answers
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = asked::not_negative)]
     temperature: f64,
@@ -178,21 +167,7 @@ async fn measure(args: &Args, context: &Context) -> anyhow::Result<Measure> {
         MeasureName::LogProb => Measure::LogProb,
         MeasureName::Rules => Measure::Rules(asked::rules(args.rules.as_deref())?),
         MeasureName::Judge => {
-            let Some(url) = &args.judge_engine else {
-                let hint = "give `--judge-engine URL`";
-                return Err(Failure::usage("nobody to judge").hint(hint).into());
-            };
-            let mut options = options(args, url);
-            options.key = embedded::key("gate-judge", args.judge_key_file.as_deref())?;
-            options.model = args.judge_model.clone();
-            Measure::Judge(Jury {
-                engine: Engine::connect(options).await?,
-                prompt: judge::PROMPT.to_owned(),
-                votes: args.judge_votes,
-                temperature: asked::JUDGE_TEMPERATURE,
-                max_tokens: asked::JUDGE_TOKENS,
-                seed: context.seed,
-            })
+            Measure::Judge(args.judge.jury(context, |url| options(args, url)).await?)
         }
     })
 }

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oclaw::engine::{Engine, EngineOptions};
-use oclaw::judge::{self, Rules};
+use oclaw::judge::Rules;
 use oclaw::replay::report::Tally;
-use oclaw::replay::{self, By, Jury, Options, Outcome, Overrides, Player, asked_at};
+use oclaw::replay::{self, By, Options, Outcome, Overrides, Player, asked_at};
 use oclaw::table::read_turns;
 
 use crate::common::Context;
@@ -119,18 +119,8 @@ pub(crate) struct Args {
     /// File of rules for `--by rules`
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Address of the judge for `--by judge`
-    #[arg(long, value_name = "URL")]
-    judge_engine: Option<String>,
-    /// Name of the judge's model there, if it has several
-    #[arg(long, value_name = "NAME", requires = "judge_engine")]
-    judge_model: Option<String>,
-    /// File with the judge's key
-    #[arg(long, value_name = "FILE", requires = "judge_engine")]
-    judge_key_file: Option<PathBuf>,
-    /// Votes of the judge on each answer
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
-    judge_votes: u32,
+    #[command(flatten)]
+    judge: asked::Judge,
     /// Largest difference of a number that is none, in nats for log-probs
     #[arg(long, value_name = "NATS", default_value_t = 1e-3, value_parser = asked::not_negative)]
     tolerance: f64,
@@ -164,8 +154,8 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         true => Some(asked::rules(args.rules.as_deref())?),
         false => None,
     };
-    if by.contains(&By::Judge) && args.judge_engine.is_none() {
-        return Err(Failure::usage("nobody to judge").hint("give `--judge-engine URL`").into());
+    if by.contains(&By::Judge) {
+        args.judge.wanted()?;
     }
     let turns = read_turns(&args.recorded)?;
     if turns.is_empty() {
@@ -203,9 +193,9 @@ async fn play(
     (by, rules): (Vec<By>, Option<Rules>),
     sessions: &[replay::Session],
 ) -> anyhow::Result<Outcome> {
-    let jury = match (&args.judge_engine, by.contains(&By::Judge)) {
-        (Some(url), true) => Some(jury(args, context, url).await?),
-        _ => None,
+    let jury = match by.contains(&By::Judge) {
+        true => Some(args.judge.jury(context, |url| options(args, url)).await?),
+        false => None,
     };
     let options = Options {
         history: args.history.into(),
@@ -234,12 +224,7 @@ async fn play(
 
 /// Returns the engine to ask, and the engine itself if it runs in this process.
 async fn engine(args: &Args, context: &Context) -> anyhow::Result<(Engine, Option<Embedded>)> {
-    let options = |url: &str| {
-        let mut options = EngineOptions::new(url);
-        options.timeout = args.timeout;
-        options.retries.tries = args.retries.saturating_add(1);
-        options
-    };
+    let options = |url: &str| options(args, url);
     match (&args.engine, &args.model) {
         (Some(url), _) => {
             let key = embedded::key(&context.command, args.engine_key_file.as_deref())?;
@@ -254,20 +239,12 @@ async fn engine(args: &Args, context: &Context) -> anyhow::Result<(Engine, Optio
     }
 }
 
-async fn jury(args: &Args, context: &Context, url: &str) -> anyhow::Result<Jury> {
+/// How an engine is to be asked.
+fn options(args: &Args, url: &str) -> EngineOptions {
     let mut options = EngineOptions::new(url);
-    options.key = embedded::key("replay-judge", args.judge_key_file.as_deref())?;
-    options.model = args.judge_model.clone();
     options.timeout = args.timeout;
     options.retries.tries = args.retries.saturating_add(1);
-    Ok(Jury {
-        engine: Engine::connect(options).await?,
-        prompt: judge::PROMPT.to_owned(),
-        votes: args.judge_votes,
-        temperature: asked::JUDGE_TEMPERATURE,
-        max_tokens: asked::JUDGE_TOKENS,
-        seed: context.seed,
-    })
+    options
 }
 
 impl From<HistoryName> for replay::History {

@@ -8,6 +8,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Row, Table, presets};
 use oclaw::table::{Source, row_json};
 use oclaw::trajectory;
 use oclaw::trajectory::Turn;
+use oclaw::trajectory::message::{parse, words};
 use serde_json::Value;
 
 use crate::common::{Context, Printing as _};
@@ -253,34 +254,11 @@ fn columns_table(batch: &RecordBatch) -> Table {
     table
 }
 
-/// Reads a column of JSON; what is none is a text.
-pub(crate) fn parse(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
-}
-
 fn last_message(messages: &str) -> String {
     match parse(messages) {
         Value::Array(messages) => messages.last().map_or_else(String::new, words),
         other => words(&other),
     }
-}
-
-/// Returns what a message says: its text, and the calls it makes.
-pub(crate) fn words(message: &Value) -> String {
-    let mut parts = Vec::new();
-    match message.get("content").unwrap_or(message) {
-        Value::String(text) => parts.push(text.clone()),
-        Value::Array(items) => {
-            parts.extend(items.iter().filter_map(|item| item["text"].as_str()).map(str::to_owned));
-        }
-        _ => {}
-    }
-    for call in message["tool_calls"].as_array().into_iter().flatten() {
-        let function = &call["function"];
-        let name = function["name"].as_str().unwrap_or_default();
-        parts.push(format!("{name}({})", function["arguments"].as_str().unwrap_or_default()));
-    }
-    parts.join(" ")
 }
 
 fn trajectory_schema() -> Schema {

@@ -93,14 +93,7 @@ pub fn clear(turn: &mut Turn) {
     turn.teacher = None;
     turn.teacher_temperature = None;
     turn.student_version = None;
-    turn.topk = None;
-    turn.teacher_log_probs = None;
-    turn.teacher_topk_ids = None;
-    turn.teacher_topk_log_probs = None;
-    turn.teacher_at_student = None;
-    turn.student_topk_ids = None;
-    turn.student_topk_log_probs = None;
-    turn.teacher_error = None;
+    turn.clear_taught_values();
 }
 
 /// Fills the teacher's columns of one turn. A candidate is usable only with all

@@ -8,6 +8,7 @@
 
 mod cell;
 pub mod lint;
+pub mod message;
 pub mod turn;
 pub mod words;
 

@@ -4,12 +4,12 @@ use oclaw::advantage;
 use oclaw::table::row_json::instant;
 use oclaw::template::Tokenizer;
 use oclaw::trajectory::Turn;
+use oclaw::trajectory::message::{parse, words};
 use oclaw::trajectory::words::SampleKind;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::reduction::ReductionName;
-use crate::view::{parse, words};
 
 /// A message: who, and what.
 #[derive(Debug, Serialize)]

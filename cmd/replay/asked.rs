@@ -1,17 +1,68 @@
-//! What is typed after `oclaw replay`, as values.
+//! What is typed after `oclaw replay`, as values, and who judges.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use oclaw::judge::Rules;
-use oclaw::replay::{ANSWER_RULES, By};
+use oclaw::engine::{Engine, EngineOptions};
+use oclaw::judge::{self, Rules};
+use oclaw::replay::{ANSWER_RULES, By, Jury};
 
+use crate::common::Context;
+use crate::embedded;
 use crate::report::Failure;
 
 /// As of `oclaw judge`.
-pub(crate) const JUDGE_TEMPERATURE: f64 = 0.6;
+const JUDGE_TEMPERATURE: f64 = 0.6;
 /// As of `oclaw judge`.
-pub(crate) const JUDGE_TOKENS: u32 = 2048;
+const JUDGE_TOKENS: u32 = 2048;
+
+/// Who judges new answers, of `replay` and of `gate`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Judge {
+    /// Address of the judge for `--by judge`
+    #[arg(long, value_name = "URL")]
+    judge_engine: Option<String>,
+    /// Name of the judge's model there, if it has several
+    #[arg(long, value_name = "NAME", requires = "judge_engine")]
+    judge_model: Option<String>,
+    /// File with the judge's key
+    #[arg(long, value_name = "FILE", requires = "judge_engine")]
+    judge_key_file: Option<PathBuf>,
+    /// Votes of the judge on each answer
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
+    judge_votes: u32,
+}
+
+impl Judge {
+    /// Returns the address, or what is missing.
+    pub(crate) fn wanted(&self) -> anyhow::Result<&str> {
+        let hint = "give `--judge-engine URL`";
+        self.judge_engine
+            .as_deref()
+            .ok_or_else(|| Failure::usage("nobody to judge").hint(hint).into())
+    }
+
+    /// Connects to the judge. Its key is that of `OCLAW_<COMMAND>_JUDGE_KEY`, if not
+    /// in a file; `options` hold how it is to be asked.
+    pub(crate) async fn jury(
+        &self,
+        context: &Context,
+        options: impl Fn(&str) -> EngineOptions,
+    ) -> anyhow::Result<Jury> {
+        let key =
+            embedded::key(&format!("{}-judge", context.command), self.judge_key_file.as_deref())?;
+        let options =
+            EngineOptions { key, model: self.judge_model.clone(), ..options(self.wanted()?) };
+        Ok(Jury {
+            engine: Engine::connect(options).await?,
+            prompt: judge::PROMPT.to_owned(),
+            votes: self.judge_votes,
+            temperature: JUDGE_TEMPERATURE,
+            max_tokens: JUDGE_TOKENS,
+            seed: context.seed,
+        })
+    }
+}
 
 /// Conversation before each question.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]

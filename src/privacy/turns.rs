@@ -308,14 +308,7 @@ fn set_aside(turn: &mut Turn) {
     turn.token_source = TokenSource::None;
     turn.untrainable_reason = Some(REASON.to_owned());
     turn.ends_with_stop_token = None;
-    turn.topk = None;
-    turn.teacher_log_probs = None;
-    turn.teacher_topk_ids = None;
-    turn.teacher_topk_log_probs = None;
-    turn.teacher_at_student = None;
-    turn.student_topk_ids = None;
-    turn.student_topk_log_probs = None;
-    turn.teacher_error = None;
+    turn.clear_taught_values();
     turn.loss_mask = None;
     turn.rl_advantages = None;
     turn.advantages = None;

@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde_json::Value;
 
 use crate::trajectory::Turn;
+use crate::trajectory::message::{parse, words};
 use crate::trajectory::turn::Micros;
 
 /// Characters of a text that a pair keeps.
@@ -178,10 +179,6 @@ pub(super) fn adapted(sessions: &[Session]) -> Option<usize> {
     sessions.windows(IN_A_ROW).position(|row| row.iter().all(right))
 }
 
-fn parse(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
-}
-
 /// Returns what makes prompts the same, who says what, and the last thing said.
 fn prompt(messages: &str) -> (u64, String) {
     let mut hasher = DefaultHasher::new();
@@ -199,22 +196,4 @@ fn prompt(messages: &str) -> (u64, String) {
         }
     }
     (hasher.finish(), last)
-}
-
-/// Returns what a message says: its text, and the calls it makes.
-fn words(message: &Value) -> String {
-    let mut parts = Vec::new();
-    match message.get("content").unwrap_or(message) {
-        Value::String(text) => parts.push(text.clone()),
-        Value::Array(items) => {
-            parts.extend(items.iter().filter_map(|item| item["text"].as_str()).map(str::to_owned));
-        }
-        _ => {}
-    }
-    for call in message["tool_calls"].as_array().into_iter().flatten() {
-        let function = &call["function"];
-        let name = function["name"].as_str().unwrap_or_default();
-        parts.push(format!("{name}({})", function["arguments"].as_str().unwrap_or_default()));
-    }
-    parts.join(" ")
 }

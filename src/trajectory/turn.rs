@@ -296,6 +296,21 @@ pub fn arrays(writers: &[Writer], turns: &[Turn]) -> Result<Vec<(FieldRef, Array
     Ok(built)
 }
 
+impl Turn {
+    /// Takes off what the teacher and the student said token by token, and why a
+    /// candidate said nothing.
+    pub fn clear_taught_values(&mut self) {
+        self.topk = None;
+        self.teacher_log_probs = None;
+        self.teacher_topk_ids = None;
+        self.teacher_topk_log_probs = None;
+        self.teacher_at_student = None;
+        self.student_topk_ids = None;
+        self.student_topk_log_probs = None;
+        self.teacher_error = None;
+    }
+}
+
 /// Builds a record batch that holds the columns of the given stages.
 pub fn batch(writers: &[Writer], turns: &[Turn]) -> Result<RecordBatch, Error> {
     let (fields, arrays): (Vec<_>, Vec<_>) = arrays(writers, turns)?.into_iter().unzip();
