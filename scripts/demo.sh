@@ -47,8 +47,11 @@ fi
 
 run=$(mktemp -d "${TMPDIR:-/tmp}/oclaw-demo-XXXXXX")
 server=
+python3 scripts/demo/memory.py "$OCLAW_BIN" "$run/memory" &
+watcher=$!
 finish() {
   local code=$?
+  kill "$watcher" 2>/dev/null || true
   if [ -n "$server" ] && kill -0 "$server" 2>/dev/null; then
     kill -TERM "$server"
     wait "$server" || true
@@ -96,13 +99,20 @@ converse() {
   "$OCLAW_BIN" view "$run/turns" -n 30
 }
 
+# Runs one stage of the pipe and notes what it cost. Stages run side by side, so
+# only the seconds of processor are its own.
+stage() { # COMMAND ARGUMENT…
+  local TIMEFORMAT="$1 %R %U %S"
+  { time "$OCLAW_BIN" "$@" 2>&3; } 3>&2 2>>"$run/costs"
+}
+
 annotate() {
-  "$OCLAW_BIN" judge --rules "$run/turns" |
-    "$OCLAW_BIN" hint --from-feedback |
-    "$OCLAW_BIN" teacher-lp --model "$model" |
-    "$OCLAW_BIN" advantage --estimator combine |
+  stage judge --rules "$run/turns" |
+    stage hint --from-feedback |
+    stage teacher-lp --model "$model" |
+    stage advantage --estimator combine |
     tee "$run/batch.arrow" |
-    "$OCLAW_BIN" train --estimator combine --model "$model" --lr "$learning_rate" --out "$run/policy" --metrics "$run/metrics.jsonl"
+    stage train --estimator combine --model "$model" --lr "$learning_rate" --out "$run/policy" --metrics "$run/metrics.jsonl"
   cat "$run/metrics.jsonl"
 }
 
@@ -140,3 +150,18 @@ step "did the answers move the right way" compare
 
 printf '\n== time per step\n'
 printf '%s\n' "${times[@]}"
+printf '\n== the stages of the pipe\n'
+awk '{ printf "%-34s %7.1f s of processor, there for %.1f s\n", $1, $3 + $4, $2 }' "$run/costs"
+
+# Set-up, build and download are not the main job.
+setup='^(set up|build|fetch)'
+printf '%s\n' "${times[@]}" | grep -Ev "$setup" |
+  awk '{ sum += $(NF - 1) } END { printf "\nthe main job took %.1f s in all\n", sum }'
+kill "$watcher"
+wait "$watcher" || true
+memory=$(cat "$run/memory")
+echo "all oclaw processes together held at most $memory MiB"
+if [ "$memory" -ge 6144 ]; then
+  echo "that is more than 6 GiB" >&2
+  exit 1
+fi
