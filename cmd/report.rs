@@ -10,6 +10,7 @@ use oclaw::journal;
 use oclaw::judge;
 #[cfg(feature = "torch")]
 use oclaw::model;
+use oclaw::pipeline;
 use oclaw::privacy;
 use oclaw::proxy;
 #[cfg(feature = "torch")]
@@ -135,6 +136,9 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         }
         if let Some(error) = cause.downcast_ref::<privacy::Error>() {
             return of_privacy(error);
+        }
+        if let Some(error) = cause.downcast_ref::<pipeline::Error>() {
+            return of_pipeline(error);
         }
         if let Some(error) = cause.downcast_ref::<gguf::Error>() {
             return of_gguf(error);
@@ -299,6 +303,14 @@ fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
         Error::Locked { .. } => (Kind::Failed, Some("wait longer by `--wait`".to_owned())),
         Error::OtherVersion { .. } => (Kind::Engine, None),
         Error::Engine { source, .. } => of_engine(source),
+    }
+}
+
+fn of_pipeline(error: &pipeline::Error) -> (Kind, Option<String>) {
+    use pipeline::Error;
+    match error {
+        Error::Syntax { .. } | Error::Plan { .. } => (Kind::Usage, None),
+        Error::Start { .. } | Error::File { .. } => (Kind::Failed, None),
     }
 }
 

@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command, CommandFactory};
-use toml::de::{DeTable, DeValue};
+use oclaw::pipeline::{self, Plan};
+
+use crate::units;
 
 /// Where each setting of the chosen subcommand came from.
 #[derive(Debug)]
@@ -120,7 +122,8 @@ fn config_path(argv: &[OsString]) -> Option<PathBuf> {
     std::env::var_os("OCLAW_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// A configuration file: one section per subcommand, shared flags on top.
+/// A configuration file: one section per subcommand, shared flags on top. What only
+/// `oclaw loop` reads is checked, and left to it.
 #[derive(Debug, Default)]
 struct ConfigFile {
     path: PathBuf,
@@ -133,41 +136,13 @@ impl ConfigFile {
         let name = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| format!("cannot read config `{name}`: {error}"))?;
-        let table = DeTable::parse(&text)
-            .map_err(|error| format!("config `{name}`: {}", error.to_string().trim_end()))?;
-        let line = |offset: usize| text[..offset].matches('\n').count() + 1;
-        let mut keys = BTreeMap::new();
-        for (key, value) in table.get_ref() {
-            let at = line(key.span().start);
-            match value.get_ref() {
-                DeValue::Table(section) => {
-                    for (inner, value) in section {
-                        let at = line(inner.span().start);
-                        let values = values(value.get_ref()).ok_or_else(|| {
-                            format!(
-                                "config `{name}` line {at}: `{}.{}` has a type that no flag takes",
-                                key.get_ref(),
-                                inner.get_ref()
-                            )
-                        })?;
-                        keys.insert(
-                            (key.get_ref().to_string(), inner.get_ref().to_string()),
-                            (values, at),
-                        );
-                    }
-                }
-                value => {
-                    let values = values(value).ok_or_else(|| {
-                        format!(
-                            "config `{name}` line {at}: `{}` has a type that no flag takes",
-                            key.get_ref()
-                        )
-                    })?;
-                    keys.insert((String::new(), key.get_ref().to_string()), (values, at));
-                }
+        let plan = Plan::parse(&text, units::duration).map_err(|error| match error {
+            pipeline::Error::Plan { line, problem } => {
+                format!("config `{name}` line {line}: {problem}")
             }
-        }
-        Ok(Self { path: path.to_owned(), keys })
+            error => format!("config `{name}`: {error}"),
+        })?;
+        Ok(Self { path: path.to_owned(), keys: plan.flags })
     }
 
     /// Makes each key the default of its flag. An unknown section or key is an
@@ -223,20 +198,6 @@ fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
         names.filter(|name| *name != "help").map(|name| format!("`{name}`")).collect();
     names.sort();
     names.join(", ")
-}
-
-fn values(value: &DeValue<'_>) -> Option<Vec<String>> {
-    Some(match value {
-        DeValue::String(text) => vec![text.to_string()],
-        DeValue::Integer(number) => vec![number.as_str().to_owned()],
-        DeValue::Float(number) => vec![number.as_str().to_owned()],
-        DeValue::Boolean(flag) => vec![flag.to_string()],
-        DeValue::Array(items) => {
-            let items: Option<Vec<_>> = items.iter().map(|item| values(item.get_ref())).collect();
-            items?.into_iter().flatten().collect()
-        }
-        _ => return None,
-    })
 }
 
 /// Lists every setting of the chosen subcommand with its value and origin.

@@ -35,3 +35,4 @@ pub mod replay;
 pub mod cache;
 pub mod interchange;
 pub mod privacy;
+pub mod pipeline;

@@ -42,6 +42,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("interchange", &["trajectory", "session", "wire", "template"]),
     // The journal and the cache forget by themselves: they know their own files.
     ("privacy", &["trajectory", "table"]),
+    // Stages are commands to it, and folders of tables.
+    ("pipeline", &["table", "health"]),
 ];
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {

@@ -14,6 +14,7 @@ mod judge;
 mod loss;
 #[cfg(feature = "torch")]
 mod model;
+mod pipeline;
 mod privacy;
 mod proxy;
 mod report;

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use clap::Command;
 
-/// Variables of our scripts and tests.
-const OTHERS: [&str; 5] =
-    ["OCLAW_BIN", "OCLAW_CACHE", "OCLAW_GOLDEN", "OCLAW_MODELS", "OCLAW_SMOLLM2_GGUF"];
+/// Variables of our scripts and tests, and the mark of a loop's processes.
+const OTHERS: [&str; 6] =
+    ["OCLAW_BIN", "OCLAW_CACHE", "OCLAW_GOLDEN", "OCLAW_JOB", "OCLAW_MODELS", "OCLAW_SMOLLM2_GGUF"];
 
 /// Keys that belong to no subcommand of the same name.
 const KEYS: [&str; 1] = ["OCLAW_SYNC_WEIGHTS_PROXY_KEY"];

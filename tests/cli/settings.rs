@@ -219,3 +219,16 @@ fn a_full_disk_under_standard_output_is_told() {
         assert!(talk.ends_with(wanted), "{words:?}: {talk}");
     }
 }
+
+/// What only `oclaw loop` reads stands in the file of every stage.
+#[test]
+fn sections_of_the_loop_are_accepted_and_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = "[engines.policy]\nmodel = \"m\"\n[scheduler]\nkind = \"local\"\n\
+                [sync-weights]\ngpus = [1]\nenv = { A = \"b\" }\ntries = 5\n";
+    assert_eq!(tries(&folder, Some(file), None, None), "tries = 5 # oclaw.toml:8");
+    let message = refused("[engines.policy]\nmodl = \"m\"\n");
+    assert!(message.contains("`oclaw.toml` line 2: no setting `modl` in `[engines.policy]`"));
+    let message = refused("[view]\ngpus = [1]\n");
+    assert!(message.contains("line 2: no setting `gpus` in `[view]`"), "{message}");
+}

@@ -1,0 +1,69 @@
+//! The supervised loop: which processes a configuration file asks for, how they
+//! are started, watched and started again, and what has become of every turn.
+//!
+//! It knows stages as commands with folders before and behind them, and imports
+//! none. Absent on purpose: anything that a stage does.
+
+mod job;
+mod local;
+mod plan;
+mod process;
+
+pub use job::{Job, Launcher, State};
+pub use local::Local;
+pub use plan::{EnginePlan, Kind, Origin, Plan, Process, ReadTime, STAGES, Scheduler, Serves};
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What can go wrong around a loop.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The configuration is no TOML.
+    #[error("{problem}")]
+    Syntax {
+        /// What the parser says, with the place.
+        problem: String,
+    },
+    /// The configuration asks for something that is not possible.
+    #[error("line {line}: {problem}")]
+    Plan {
+        /// The line of it.
+        line: usize,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// A process cannot be started.
+    #[error("cannot start `{name}` (`{program}`)")]
+    Start {
+        /// The name of the job.
+        name: String,
+        /// The program.
+        program: String,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// A file of the loop itself cannot be read or written.
+    #[error("cannot read or write `{path}`")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    fn file(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::File { path: path.into(), source }
+    }
+}
+
+/// Replaces a file in one step.
+fn write_aside(path: &Path, text: &[u8]) -> Result<(), Error> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".new");
+    let failed = |source| Error::file(path, source);
+    fs::write(&aside, text).and_then(|()| fs::rename(&aside, path)).map_err(failed)
+}

@@ -1,0 +1,86 @@
+//! A process that somebody runs for us, and whom we can ask to.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::{Error, Local};
+
+/// A process to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// Tells it from every other start, and is the same when the same start is
+    /// asked for again: letters, digits, `-`, `_`.
+    pub id: String,
+    /// What people call it, and its log.
+    pub name: String,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Variables beside those of the supervisor.
+    pub env: BTreeMap<String, String>,
+    /// Devices that it may use, by number here, by count on a cluster. None: it was
+    /// given none.
+    pub gpus: Vec<u32>,
+    /// The file that takes what it says. Always appended to: it may be cut meanwhile.
+    pub log: PathBuf,
+    /// Where it runs.
+    pub folder: PathBuf,
+    /// Whether it outlives the supervisor, to be taken up by the next one.
+    pub outlives: bool,
+}
+
+/// How a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It waits for its turn.
+    Pending,
+    /// It runs.
+    Running,
+    /// It has ended.
+    Ended {
+        /// Its exit code; `None` if a signal ended it, or nobody knows.
+        code: Option<i32>,
+    },
+    /// Nobody knows a job of that id.
+    Lost,
+}
+
+/// Where jobs run.
+#[derive(Debug)]
+pub enum Launcher {
+    /// On this machine.
+    Local(Local),
+}
+
+impl Launcher {
+    /// Starts a job. One of the same id that runs already is taken up.
+    pub async fn start(&mut self, job: &Job) -> Result<(), Error> {
+        match self {
+            Self::Local(local) => local.start(job),
+        }
+    }
+
+    /// Says how a job is.
+    pub async fn poll(&mut self, job: &Job) -> Result<State, Error> {
+        match self {
+            Self::Local(local) => Ok(local.poll(job)),
+        }
+    }
+
+    /// Brings a job's log up to date.
+    pub async fn logs(&mut self, _job: &Job) -> Result<(), Error> {
+        match self {
+            // It writes there itself.
+            Self::Local(_) => Ok(()),
+        }
+    }
+
+    /// Asks a job to end, or ends it at once. One that has ended is left alone.
+    pub async fn stop(&mut self, job: &Job, at_once: bool) -> Result<(), Error> {
+        match self {
+            Self::Local(local) => {
+                local.stop(job, at_once);
+                Ok(())
+            }
+        }
+    }
+}

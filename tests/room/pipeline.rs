@@ -1,0 +1,4 @@
+//! The supervised loop: its configuration, and the processes of this machine.
+
+mod local;
+mod plan;
