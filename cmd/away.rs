@@ -5,7 +5,8 @@
 use std::cell::{Cell, RefCell};
 use std::future::pending;
 
-use oclaw::engine::Error;
+use oclaw::engine::{Engine, Error};
+use serde_json::Value;
 use tokio::sync::Notify;
 
 /// What is known of the servers of a stage. One that nobody waits for is never
@@ -73,10 +74,29 @@ impl Away {
         }
     }
 
+    /// Asks a server for the version of its weights, which may be another by now.
+    /// Errors with the reason if it is away; one that does not tell has none.
+    pub(crate) async fn weights(&self, engine: &Engine) -> Result<Value, String> {
+        match engine.weight_version().await {
+            Ok(weights) => Ok(weights.into()),
+            Err(error) if is_gone(&error) && self.begun_anew.get() < self.most.get() => {
+                let reason = error.to_string();
+                self.found.replace(Some(reason.clone()));
+                Err(reason)
+            }
+            Err(_) => Ok(Value::Null),
+        }
+    }
+
     /// Returns the reason when a server is found to be away.
     pub(crate) async fn noticed(&self) -> String {
-        self.noticed.notified().await;
-        self.found.borrow().clone().unwrap_or_default()
+        loop {
+            self.noticed.notified().await;
+            // Word of a shard that has ended may still be on its way.
+            if let Some(reason) = self.found.borrow().clone() {
+                return reason;
+            }
+        }
     }
 
     /// Ends a shard.
@@ -88,4 +108,24 @@ impl Away {
 /// A key that is refused may be put right while we wait, like anything else.
 fn is_gone(error: &Error) -> bool {
     error.is_transient() || matches!(error, Error::Unauthorized { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::Away;
+
+    #[test]
+    fn word_of_a_shard_that_has_ended_ends_no_other() {
+        let away = Away::default();
+        away.noticed.notify_one();
+        let mut noticed = pin!(away.noticed());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(noticed.as_mut().poll(&mut context).is_pending());
+        away.found.replace(Some("gone".to_owned()));
+        away.noticed.notify_one();
+        assert!(noticed.as_mut().poll(&mut context).map(|reason| reason == "gone").is_ready());
+    }
 }

@@ -176,7 +176,7 @@ impl<'a> Route<'a> {
             followed: Followed::default(),
         };
         loop {
-            let due = run.due();
+            let due = run.due()?;
             if due.is_empty() {
                 if self.args.once {
                     return Ok(run.end(End::Finished));
@@ -236,8 +236,9 @@ impl Run<'_> {
         self.followed
     }
 
-    /// Looks at the folders. A file system may be away for a while.
-    fn due(&mut self) -> Vec<Shard> {
+    /// Looks at the folders. A file system may be away for a while, which is waited
+    /// for unless nobody waits (`--once`).
+    fn due(&mut self) -> anyhow::Result<Vec<Shard>> {
         let listed = &self.listed;
         let due = shard_names(self.route.output).and_then(|done| {
             let given_up = |it: &Shard| listed.get(&it.name) == Some(&it.stamp);
@@ -246,14 +247,15 @@ impl Run<'_> {
         match due {
             Ok(due) => {
                 self.lost = false;
-                due
+                Ok(due)
             }
+            Err(error) if self.route.args.once => Err(error.into()),
             Err(error) => {
                 if !self.lost {
                     self.route.context.say(format!("{}: waiting", report::told(&error.into())));
                 }
                 self.lost = true;
-                Vec::new()
+                Ok(Vec::new())
             }
         }
     }
@@ -281,7 +283,7 @@ impl Run<'_> {
                 Ok(Worked::Away(reason)) if args.once => return Ok(Some(End::Away(reason))),
                 Ok(Worked::Away(reason)) => self.gone(&reason),
                 // It was taken away, or somebody has done it.
-                Err(error) if !shard.path.exists() || is_taken(&error) => {
+                Err(error) if shard.is_gone() || is_taken(&error) => {
                     tracing::info!(shard = %shard.path.display(), "{}", report::told(&error));
                     return Ok(None);
                 }

@@ -6,6 +6,20 @@ pub(crate) mod fake_engine;
 pub(crate) mod fake_upstream;
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a test waits for what has to come.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until something holds, which has to come soon.
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        std::thread::yield_now();
+    }
+}
 
 /// Returns the checkout's folder.
 pub(crate) fn root() -> &'static Path {
@@ -36,9 +50,49 @@ pub(crate) fn fixture_models() -> PathBuf {
 /// The sets that a folder of golden numbers can have.
 const SETS: [&str; 5] = ["api", "hybrid", "loss", "model", "train"];
 
-/// Returns the path of a golden file, `SET/NAME`. One that the folder does not
-/// have is said; a folder with no set at all is a mistake.
+/// Says what cannot be compared with other golden numbers. In our own fixtures
+/// nothing may be amiss, or cases would be lost in silence.
+#[track_caller]
+pub(crate) fn skip(what: &str) {
+    skip_unless(golden_is_own(), what);
+}
+
+/// The same of what a folder of models does not have.
+#[track_caller]
+pub(crate) fn skip_model(what: &str) {
+    skip_unless(golden_is_own() && is_own(&models(), "models"), what);
+}
+
+/// Whether the golden numbers are our own fixtures, which are known to be whole.
+pub(crate) fn golden_is_own() -> bool {
+    is_own(&golden(), "golden")
+}
+
+fn is_own(folder: &Path, name: &str) -> bool {
+    let real = |folder: &Path| folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    real(folder) == real(&fixture(name))
+}
+
+#[track_caller]
 #[expect(clippy::print_stdout, reason = "what is skipped is said")]
+fn skip_unless(own: bool, what: &str) {
+    assert!(!own, "the fixtures lack nothing, yet this would be skipped: {what}");
+    println!("skipped: {what}");
+}
+
+/// Returns a list of golden cases; one that is absent or empty is skipped.
+#[track_caller]
+pub(crate) fn list<'a>(of: &'a serde_json::Value, key: &str) -> &'a [serde_json::Value] {
+    let list = of[key].as_array().map_or(&[][..], Vec::as_slice);
+    if list.is_empty() {
+        skip(&format!("no `{key}` in a golden file"));
+    }
+    list
+}
+
+/// Returns the path of a golden file, `SET/NAME`. One that the folder does not
+/// have is skipped; a folder with no set at all is a mistake.
+#[track_caller]
 pub(crate) fn golden_file(name: &str) -> Option<PathBuf> {
     let folder = golden();
     assert!(
@@ -51,13 +105,14 @@ pub(crate) fn golden_file(name: &str) -> Option<PathBuf> {
     let set = name.split('/').next().unwrap_or(name);
     match (path.exists(), folder.join(set).is_dir()) {
         (true, _) => return Some(path),
-        (false, true) => println!("skipped: no golden {name}"),
-        (false, false) => println!("skipped: no golden {set}"),
+        (false, true) => skip(&format!("no golden {name}")),
+        (false, false) => skip(&format!("no golden {set}")),
     }
     None
 }
 
 /// Reads a golden JSON file, if it is there.
+#[track_caller]
 pub(crate) fn golden_json(name: &str) -> Option<serde_json::Value> {
     let path = golden_file(name)?;
     let text = std::fs::read(&path).unwrap();
@@ -130,5 +185,9 @@ pub(crate) fn recorded_models() -> Vec<(String, serde_json::Value)> {
     };
     let models = models();
     assert!(models.is_dir(), "`{}` (OCLAW_MODELS) is no folder", models.display());
-    files.into_iter().filter_map(record).collect()
+    let found: Vec<_> = files.into_iter().filter_map(record).collect();
+    if found.is_empty() {
+        skip("no golden model");
+    }
+    found
 }

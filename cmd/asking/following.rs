@@ -34,13 +34,14 @@ impl Asker<'_> {
         if let Err(reason) = self.away.begin(self.ping()).await {
             return Ok(Err(reason));
         }
-        self.meter.next_file();
         // Its weights may be others by now, and their answers are others too.
-        if self.embedded.is_none()
-            && let Ok(weights) = self.engine.weight_version().await
-        {
-            self.whom.borrow_mut()["weights"] = json!(weights);
+        if self.embedded.is_none() {
+            match self.away.weights(&self.engine).await {
+                Ok(weights) => self.whom.borrow_mut()["weights"] = weights,
+                Err(reason) => return Ok(Err(reason)),
+            }
         }
+        self.meter.next_file();
         tokio::select! {
             tally = shard => {
                 self.away.end();

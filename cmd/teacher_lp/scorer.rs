@@ -11,7 +11,7 @@ use oclaw::engine::{Dialect, Engine, EngineOptions, VLLM_MOST_TOP};
 use oclaw::stage::Tally;
 use oclaw::teacher_lp::{Asked, ScoreRequest, Scores};
 use oclaw::template::{Chat, Tokenizer};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::Args;
 use super::keeper::Keeper;
@@ -235,13 +235,14 @@ impl Scorer {
         if let Err(reason) = self.away.begin(pings).await {
             return Ok(Err(reason));
         }
-        self.meter().next_file();
         // Their weights may be others by now.
         for (engine, whom) in self.engines() {
-            if let Ok(weights) = engine.weight_version().await {
-                whom.borrow_mut()["weights"] = json!(weights);
+            match self.away.weights(engine).await {
+                Ok(weights) => whom.borrow_mut()["weights"] = weights,
+                Err(reason) => return Ok(Err(reason)),
             }
         }
+        self.meter().next_file();
         tokio::select! {
             tally = shard => {
                 self.away.end();

@@ -48,6 +48,8 @@ pub(super) fn run(args: &Args, context: &Context, folder: &Path) -> anyhow::Resu
         follow: Follow::new(folder),
         read: HashSet::new(),
         listed: HashMap::new(),
+        due: VecDeque::new(),
+        looked: None,
         queue: VecDeque::new(),
         samples: Vec::new(),
         since: None,
@@ -71,6 +73,9 @@ struct Run<'a> {
     read: HashSet<OsString>,
     /// Shards that failed for good, as they were then.
     listed: HashMap<OsString, Stamp>,
+    /// Shards found when last looked, which are still to be read.
+    due: VecDeque<Shard>,
+    looked: Option<Instant>,
     /// Turns of the shard at hand that nobody has looked at.
     queue: VecDeque<Turn>,
     /// What waits for a full batch.
@@ -160,28 +165,40 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Returns the next shard to read. The folder is looked at when all that was found
+    /// is read, and anew as often as `--poll` says: a shard that comes late may have
+    /// the earlier turns.
+    fn next(&mut self) -> anyhow::Result<Option<Shard>> {
+        let poll = self.args.following.poll;
+        if self.due.is_empty() || self.looked.is_none_or(|looked| looked.elapsed() >= poll) {
+            let (read, listed) = (&self.read, &self.listed);
+            let due = self.follow.due(&|name| read.contains(name), &|shard| {
+                listed.get(&shard.name) == Some(&shard.stamp)
+            });
+            self.due = match due {
+                Ok(due) => due.into(),
+                Err(error) if self.args.following.once => return Err(error.into()),
+                Err(error) => {
+                    self.say_once(format!("{}: waiting", report::told(&error.into())));
+                    VecDeque::new()
+                }
+            };
+            self.looked = Some(Instant::now());
+        }
+        Ok(self.due.pop_front())
+    }
+
     /// Reads the next shard whole, so that one that breaks off gives nothing.
     /// Returns whether there was any.
     fn read_next(&mut self) -> anyhow::Result<bool> {
-        let (read, listed) = (&self.read, &self.listed);
-        let due = self.follow.due(&|name| read.contains(name), &|shard| {
-            listed.get(&shard.name) == Some(&shard.stamp)
-        });
-        let shard = match due {
-            Ok(due) => due.into_iter().next(),
-            Err(error) => {
-                self.say_once(format!("{}: waiting", report::told(&error.into())));
-                None
-            }
-        };
-        let Some(shard) = shard else { return Ok(false) };
+        let Some(shard) = self.next()? else { return Ok(false) };
         let (mut tries, mut pause) = (0, self.args.following.poll);
         loop {
             let error = match self.read(&shard) {
                 Ok(()) => return Ok(true),
                 Err(error) => error,
             };
-            if !shard.path.exists() {
+            if shard.is_gone() {
                 return Ok(true);
             }
             tries += 1;

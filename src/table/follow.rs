@@ -36,6 +36,13 @@ pub struct Stamp {
     modified: (i64, i64),
 }
 
+impl Shard {
+    /// Tells whether it was taken away. A link that leads nowhere is still there.
+    pub fn is_gone(&self) -> bool {
+        matches!(fs::symlink_metadata(&self.path), Err(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 impl Stamp {
     fn of(facts: &Metadata) -> Self {
         Self {
@@ -62,7 +69,8 @@ impl Follow {
 
     /// Returns the shards that are neither done, by their names, nor `given_up` as
     /// they are, ordered by their first `created_at` and name. Those that tell no
-    /// time, for they are empty or broken, come last.
+    /// time, for they are empty or broken, come last; so does a link that leads
+    /// nowhere, which whoever does the shard finds out.
     pub fn due(
         &mut self,
         done: &dyn Fn(&OsStr) -> bool,
@@ -71,9 +79,9 @@ impl Follow {
         let mut due = Vec::new();
         for name in shard_names(&self.folder)?.into_iter().filter(|name| !done(name)) {
             let path = self.folder.join(&name);
-            let Ok(facts) = fs::metadata(&path) else { continue };
+            let Some(facts) = facts(&path)? else { continue };
             let shard = Shard { path, name, stamp: Stamp::of(&facts) };
-            if facts.is_file() && !given_up(&shard) {
+            if !facts.is_dir() && !given_up(&shard) {
                 due.push(shard);
             }
         }
@@ -101,6 +109,16 @@ pub fn shard_names(folder: &Path) -> Result<HashSet<OsString>, Error> {
         }
     }
     Ok(found)
+}
+
+/// Returns what tells one file from another; nothing if it has vanished. A link that
+/// cannot be followed has facts of its own.
+fn facts(path: &Path) -> Result<Option<Metadata>, Error> {
+    match fs::metadata(path).or_else(|_| fs::symlink_metadata(path)) {
+        Ok(facts) => Ok(Some(facts)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Read { name: path.display().to_string(), source }),
+    }
 }
 
 /// Names that start with a dot are unfinished, or bookkeeping.

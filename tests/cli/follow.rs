@@ -1,6 +1,7 @@
 //! `--follow`: shards that come while a stage runs, shards that fail, engines
 //! that go away, signals, kills and restarts.
 
+mod away;
 mod sync;
 #[cfg(feature = "torch")]
 mod train;
@@ -9,22 +10,19 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 
-use axum::http::StatusCode;
 use oclaw::table::{Format, Provenance, read_turns, write_shard};
 use oclaw::trajectory::turn::Micros;
 use oclaw::trajectory::{Turn, Writer};
 use serde_json::{Value, json};
 
-use super::judge::{says, scripted};
+use super::judge::says;
 use crate::forge::{captured, write};
 use crate::harness::fake_engine::{FakeEngine, Reply};
-use crate::harness::{oclaw, oclaw_keeping};
+use crate::harness::{PATIENCE, oclaw, oclaw_keeping};
 
 const CHAT: &str = "/v1/chat/completions";
 const SERVE: &[Writer] = &[Writer::Serve];
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A folder for a whole run.
 pub(super) struct Run(tempfile::TempDir);
@@ -317,80 +315,6 @@ fn a_signal_drops_the_shard_at_hand() {
         assert_eq!(all_names(&run.at("judged")), [".lock"], "{words}");
         assert!(words.contains("turns 0\njudged 0"), "{words}");
     }
-}
-
-#[test]
-fn an_engine_that_is_away_is_nobodys_fault() {
-    let (run, fake) = (Run::new(), judge());
-    run.shard("a.parquet", 100, 3);
-    let away = || Reply::json(503, json!({"error": {"message": "loading"}}));
-    let good = || Reply::json(200, says("\\boxed{1}", "stop").1);
-    fake.on(CHAT, [good(), away(), away(), away(), good()]);
-    let url = fake.url();
-    let flags = [
-        "--engine",
-        &url,
-        "--votes",
-        "1",
-        "--at-once",
-        "1",
-        "--retries",
-        "0",
-        "--shard-tries",
-        "1",
-    ];
-    let mut judging = run.start("judge", ("turns", "judged"), &flags);
-    judging.hears("answered 503: loading: waiting for it");
-    judging.hears("it is there again");
-    judging.hears("a.parquet: 3 rows, 3 noted, 0 failed");
-    let (code, words) = judging.stop();
-    assert_eq!(code, Some(0));
-    assert_eq!(words.matches("waiting for it").count(), 1, "{words}");
-    assert_eq!(run.names("judged"), ["a.parquet"]);
-    // One answer, three times away, one ping, the two turns that were left.
-    assert_eq!(calls(&fake), 1 + 3 + 1 + 2);
-}
-
-#[test]
-fn without_waiting_an_engine_that_is_away_ends_the_run() {
-    let run = Run::new();
-    run.shard("a.parquet", 100, 1);
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let url = format!("http://{free}");
-    let flags = ["--engine", &url, "--retries", "0"];
-    run.judging().args(flags).assert().code(4);
-    // With waiting it is a signal that ends the wait.
-    let mut judging = run.start("judge", ("turns", "judged"), &flags);
-    judging.hears("waiting for it");
-    assert_eq!(judging.stop().0, Some(0));
-    let fake = judge();
-    fake.on(CHAT, [Reply::json(503, json!({}))]);
-    let ran = run.judging().args(["--engine", &fake.url(), "--retries", "0"]).assert().code(4);
-    assert!(talk(ran.get_output()).contains("answered 503"));
-    assert_eq!(all_names(&run.at("judged")), [".lock"]);
-}
-
-/// A question that brings its server down is the row's fault after all.
-#[test]
-fn a_row_that_no_engine_survives_gets_the_blame() {
-    let run = Run::new();
-    let turn = |number: u32, content: &str| Turn {
-        next_state: Some(json!([{"role": "user", "content": content}]).to_string()),
-        ..captured("s", number)
-    };
-    let turns = [turn(1, "Thanks!"), turn(2, "FAIL"), turn(3, "Thanks!")];
-    write(&run.at("turns/a.parquet"), Format::Parquet, SERVE, &turns);
-    let url = scripted(|body: &Value| match body["messages"].to_string().contains("FAIL") {
-        true => (StatusCode::SERVICE_UNAVAILABLE, json!({})),
-        false => says("\\boxed{1}", "stop"),
-    });
-    let flags = ["--engine", &url, "--votes", "1", "--retries", "0", "--shard-tries", "2"];
-    let mut judging = run.start("judge", ("turns", "judged"), &flags);
-    judging.hears("a.parquet: 3 rows, 2 noted, 1 failed");
-    assert_eq!(judging.stop().0, Some(0));
-    let turns = read_turns(&[run.at("judged/a.parquet")]).unwrap();
-    let errors: Vec<_> = turns.iter().map(|turn| turn.judge_error.as_deref()).collect();
-    assert_eq!(errors, [None, Some("status 503"), None]);
 }
 
 #[test]

@@ -88,9 +88,20 @@ fn a_server_that_is_away_is_waited_for() {
 #[test]
 fn what_cannot_be_followed_is_said() {
     let folder = tempfile::tempdir().unwrap();
-    command(&folder.path().join("none"), "http://127.0.0.1:1").assert().code(2);
-    command(folder.path(), "http://127.0.0.1:1").arg("latest").assert().code(2);
-    command(folder.path(), "http://127.0.0.1:1").arg("--force").assert().code(2);
+    let refused = |folder: &Path, url: &str, further: &[&str], words: &str| {
+        let refused = command(folder, url).args(further).assert().code(2);
+        let told = String::from_utf8(refused.get_output().stderr.clone()).unwrap();
+        assert!(told.contains(words), "not `{words}`: {told}");
+    };
+    let (none, url) = (folder.path().join("none"), "http://127.0.0.1:1");
+    let no_folder = format!(
+        "there is no folder `{}` to follow\nhint: make it, if its policies are still to come",
+        none.display()
+    );
+    refused(&none, url, &[], &no_folder);
+    let beside = |other: &str| format!("'--follow <FOLDER>' cannot be used with '{other}'");
+    refused(folder.path(), url, &["latest"], &beside("[POLICY]"));
+    refused(folder.path(), url, &["--force"], &beside("--force"));
     publish(folder.path(), 1);
-    command(folder.path(), "nonsense").assert().code(2);
+    refused(folder.path(), "nonsense", &[], "not a server's address: `nonsense`");
 }

@@ -11,7 +11,7 @@ use oclaw::trajectory::{Turn, Writer};
 
 use super::{Run, Running, all_names, turns_of};
 use crate::forge::{STAGES, finished, write};
-use crate::harness::models;
+use crate::harness::fixture_models as models;
 
 /// Of the three turns of a shard two are corrected, and nothing follows the last.
 fn shard(run: &Run, number: i64) {
@@ -150,11 +150,14 @@ fn a_broken_shard_is_listed_and_training_goes_on() {
     ready(&run, "b.parquet", 1);
     let whole = std::fs::read(run.at("ready/a.parquet")).unwrap();
     std::fs::write(run.at("ready/c.parquet"), &whole[..whole.len() - 9]).unwrap();
+    std::os::unix::fs::symlink("nowhere", run.at("ready/d.parquet")).unwrap();
     let ran = training(&run, "policy", &["--once", "--shard-tries", "1"]).assert().code(3);
     let words = super::talk(ran.get_output());
     assert!(words.contains("step 1 turns 3"), "{words}");
-    assert!(words.contains("listed as failed: 1 shards"), "{words}");
-    assert_eq!(run.listed("policy")[0]["shard"], "c.parquet");
+    assert!(words.contains("listed as failed: 2 shards"), "{words}");
+    let listed = run.listed("policy");
+    let names: Vec<_> = listed.iter().map(|line| line["shard"].as_str().unwrap()).collect();
+    assert_eq!(names, ["c.parquet", "d.parquet"]);
     assert!(all_names(&run.at("policy")).contains(&"latest".to_owned()));
 }
 

@@ -32,8 +32,6 @@ fn shards_come_in_the_order_of_their_turns() {
     at(folder.path(), ".tmp-shard-x.parquet", 1);
     at(folder.path(), "e.arrow", 1);
     fs::create_dir(path("f.parquet")).unwrap();
-    // It vanished after its name was read.
-    std::os::unix::fs::symlink("nowhere", path("g.parquet")).unwrap();
     // It is being written by somebody who does not rename.
     let whole = fs::read(path("a.parquet")).unwrap();
     fs::write(path("0.parquet"), &whole[..whole.len() / 2]).unwrap();
@@ -46,7 +44,7 @@ fn shards_come_in_the_order_of_their_turns() {
     fs::write(path("0.parquet"), &whole).unwrap();
     left = follow.due(&|name| name == "b.parquet", &|shard| *shard == broken).unwrap();
     assert_eq!(names(&left), ["d.parquet", "0.parquet", "a.parquet", "c.parquet"]);
-    drop(fs::remove_file(path("d.parquet")));
+    fs::remove_file(path("d.parquet")).unwrap();
     assert_eq!(
         names(&follow.due(&|_| false, &|_| false).unwrap())[..2],
         ["b.parquet", "0.parquet"]
@@ -74,4 +72,24 @@ fn a_folder_has_one_claim_and_it_clears_away_what_is_nobodys() {
         fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, [".lock", ".tmp-other", "a.parquet"]);
+}
+
+#[test]
+fn a_link_that_leads_nowhere_has_not_vanished() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name);
+    at(folder.path(), "a.parquet", 1);
+    at(folder.path(), "whole", 0);
+    std::os::unix::fs::symlink("whole", path("g.parquet")).unwrap();
+    std::os::unix::fs::symlink("z.parquet", path("z.parquet")).unwrap();
+    let mut follow = Follow::new(folder.path());
+    let due = follow.due(&|_| false, &|_| false).unwrap();
+    assert_eq!(names(&due), ["g.parquet", "a.parquet", "z.parquet"]);
+    let whole = due[0].clone();
+    fs::remove_file(path("whole")).unwrap();
+    let due = follow.due(&|_| false, &|_| false).unwrap();
+    assert_eq!(names(&due), ["a.parquet", "g.parquet", "z.parquet"]);
+    assert!(due[1].stamp != whole.stamp && due.iter().all(|shard| !shard.is_gone()));
+    fs::remove_file(path("g.parquet")).unwrap();
+    assert!(whole.is_gone());
 }
