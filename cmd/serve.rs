@@ -27,8 +27,9 @@ const COMPACT: u64 = 64 << 20;
 /// Chats pass through byte by byte to `--engine`, or to an engine inside this
 /// process (`--model`). What the engine is asked beyond the client's request
 /// (token ids, log-probs, counts) is cut out of the client's copy again. An answer
-/// beyond `--max-answer` passes without being held: it is not recorded, not cut,
-/// and counted as `answer_too_large`.
+/// beyond `--max-answer` passes without being held, is not recorded and is counted
+/// as `answer_too_large`. If it is no stream it is not cut either; of a stream only
+/// events above 256 KiB are not.
 ///
 /// A turn becomes a row when its next state is known: the messages that a later
 /// request of the same conversation appends to it. Conversations are told apart

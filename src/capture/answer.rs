@@ -41,10 +41,8 @@ pub fn read_answer(body: &[u8], prepared: &Prepared) -> Answer {
     let repaired = lenient.repaired();
     let mut document = lenient.value;
     let failed = document.get("error").is_some_and(|error| !error.is_null());
-    let whole = Whole {
-        completion_tokens: completion_tokens(document.get("usage")),
-        broken: failed.then_some((Outcome::Failed, reason::UPSTREAM_ERROR)),
-    };
+    let broken = failed.then_some((Outcome::Failed, reason::UPSTREAM_ERROR));
+    let completion_tokens = completion_tokens(document.get("usage"));
     let shared_prompt = ids(document.get("prompt_token_ids"));
     let versions = versions(document.get("metadata"));
     let choices = match document.get_mut("choices").map(Value::take) {
@@ -71,6 +69,7 @@ pub fn read_answer(body: &[u8], prepared: &Prepared) -> Answer {
         evidence.damaged = repaired.then_some(reason::NOT_QUITE_JSON);
         found.push(evidence);
     }
+    let whole = Whole { completion_tokens, left_out: odd_choices > 0, broken };
     let skipped = match (found.is_empty(), failed) {
         (false, _) => None,
         (true, true) => Some(reason::UPSTREAM_ERROR),

@@ -118,6 +118,10 @@ fn odd(request: &ChatRequest) -> Option<&'static str> {
     if request.odd_tools {
         return Some(super::reason::ODD_TOOLS);
     }
+    // Some engines read `"0.7"` as a number and some do not.
+    if request.odd_settings {
+        return Some(super::reason::ODD_SAMPLING);
+    }
     let Settings { temperature, top_p, min_p, .. } = request.settings;
     let ranges = [(temperature, f32::MAX), (top_p, 1.0), (min_p, 1.0)];
     let odd = |(value, most): &(Option<f32>, f32)| {

@@ -113,6 +113,8 @@ pub(super) struct Evidence {
 pub(super) struct Whole {
     /// The server's count, of all choices together.
     pub(super) completion_tokens: Option<u32>,
+    /// Choices were left out, whose tokens are in that count.
+    pub(super) left_out: bool,
     /// How it ended where it did not end well.
     pub(super) broken: Option<(Outcome, &'static str)>,
 }
@@ -123,7 +125,9 @@ pub(super) fn settle(prepared: &Prepared, choices: Vec<Evidence>, whole: Whole) 
     let counted = choices.iter().filter_map(|choice| choice.response_ids.as_ref()).map(Vec::len);
     let total: usize = counted.sum();
     let agrees = whole.completion_tokens.is_none_or(|counted| counted as usize == total);
-    if let [choice] = choices.as_mut_slice() {
+    if let [choice] = choices.as_mut_slice()
+        && !whole.left_out
+    {
         choice.completion_tokens = choice.completion_tokens.or(whole.completion_tokens);
     }
     choices.into_iter().map(|choice| captured(prepared, choice, whole.broken, agrees)).collect()

@@ -144,7 +144,11 @@ impl StreamCapture {
         if choices.is_empty() && self.odd_indices.is_empty() {
             choices.insert(0, Choice::default());
         }
-        let whole = Whole { completion_tokens: self.completion_tokens, broken: Some(broken) };
+        let whole = Whole {
+            completion_tokens: self.completion_tokens,
+            left_out: !self.odd_indices.is_empty(),
+            broken: Some(broken),
+        };
         let found = choices.into_values().map(|choice| {
             let mut evidence = Evidence { response: choice.message(), ..choice.evidence };
             evidence.prompt_ids = evidence.prompt_ids.take().or_else(|| self.prompt_ids.clone());

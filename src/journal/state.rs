@@ -51,16 +51,13 @@ impl State {
                     }
                     self.make_ready(entry)
                 }
-                None => match self.ready.iter_mut().find(|entry| entry.turn_id == turn_id) {
+                None => {
                     // The request that extended it got an empty answer.
-                    Some(entry) => {
-                        entry.session_end |= session_end;
-                        true
-                    }
-                    None => {
-                        self.keep_early(turn_id.clone(), Record::Closed { turn_id, session_end })
-                    }
-                },
+                    let waiting = self.rows().find(|entry| entry.turn_id == turn_id);
+                    let found = waiting.map(|entry| entry.session_end |= session_end).is_some();
+                    let record = Record::Closed { turn_id: turn_id.clone(), session_end };
+                    found || self.keep_early(turn_id, record)
+                }
             },
             Record::Feedback { turn_id, reward, text } => self.feedback(&turn_id, reward, text),
             Record::Written { turn_ids, .. } => {
@@ -171,6 +168,12 @@ impl State {
         true
     }
 
+    /// Returns the rows that are in no shard yet. Those that are being written may
+    /// come back.
+    fn rows(&mut self) -> impl Iterator<Item = &mut Entry> {
+        self.ready.iter_mut().chain(&mut self.writing)
+    }
+
     fn make_ready(&mut self, entry: Entry) -> bool {
         self.ready_bytes += entry.weight();
         self.ready.push(entry);
@@ -196,5 +199,48 @@ impl State {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn entry() -> Entry {
+        let settings = json!({
+            "temperature": null, "top_p": null, "top_k": null, "min_p": null, "seed": null,
+            "max_tokens": null, "log_prob_kind": "tempered",
+        });
+        let entry = json!({
+            "session_id": "s", "turn": 1, "turn_id": "s-1", "parent_turn_id": null,
+            "branch": "main", "request_id": "s-1", "choice": 0, "client": null,
+            "session_source": "header", "session_confidence": 1.0, "created_at": 1,
+            "finished_at": 2, "model": "m", "weight_version": null, "weight_version_end": null,
+            "weight_version_source": "answer", "sampling": settings, "messages": "[]",
+            "tools": null, "response": "{}", "finish_reason": "stop", "matched_stop": null,
+            "ends_with_stop_token": null, "status": "complete", "usage_completion_tokens": null,
+            "prompt_ids": null, "response_ids": null, "rollout_log_probs": null,
+            "token_source": "engine", "untrainable_reason": null, "next_state": null,
+            "next_state_kind": "none", "session_end": false, "reward_explicit": null,
+            "feedback_text": null,
+            "lineage": {"stated": true, "key": null, "system": "", "address": null},
+        });
+        serde_json::from_value(entry).unwrap()
+    }
+
+    #[test]
+    fn the_end_of_a_session_reaches_a_row_that_is_being_written() {
+        let mut state = State::default();
+        let turn_id = "s-1".to_owned();
+        let (next_state, kind) = ("[]".to_owned(), NextStateKind::User);
+        state.apply(Record::Turn(Box::new(entry())));
+        state.apply(Record::Extended { turn_id: turn_id.clone(), next_state, kind });
+        assert_eq!(state.start_writing().len(), 1);
+        assert!(state.apply(Record::Closed { turn_id, session_end: true }));
+        // The shard could not be written.
+        state.stop_writing();
+        assert!(state.ready[0].session_end);
     }
 }

@@ -27,6 +27,8 @@ pub struct ChatRequest {
     pub choices: u32,
     /// Sampling settings that the request states.
     pub settings: Settings,
+    /// Whether a sampling setting is there and is no number.
+    pub odd_settings: bool,
     /// The session fields of the body.
     pub session: SessionFields,
     /// Whether the body was not quite JSON and was read with replacements.
@@ -92,6 +94,7 @@ impl ChatRequest {
             include_usage: truth(include_usage),
             choices: number(&body, "n").map_or(1, |n| n as u32).max(1),
             settings: Settings::read(&body),
+            odd_settings: Settings::NAMES.iter().any(|name| is_odd_number(&body, name)),
             session: SessionFields::read(&body),
             repaired,
             flags: body
@@ -109,6 +112,10 @@ impl ChatRequest {
 }
 
 impl Settings {
+    /// The members that settings are read from.
+    const NAMES: [&str; 7] =
+        ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens"];
+
     fn read(body: &Map<String, Value>) -> Self {
         let max_tokens =
             number(body, "max_completion_tokens").or_else(|| number(body, "max_tokens"));
@@ -162,4 +169,9 @@ fn text(body: &Map<String, Value>, name: &str) -> Option<String> {
 
 fn number(body: &Map<String, Value>, name: &str) -> Option<f64> {
     body.get(name)?.as_f64()
+}
+
+/// Null is what a client sends for "as you like".
+fn is_odd_number(body: &Map<String, Value>, name: &str) -> bool {
+    body.get(name).is_some_and(|value| !value.is_null() && !value.is_number())
 }

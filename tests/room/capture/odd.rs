@@ -123,3 +123,27 @@ fn odd_answers_neither_crash_nor_hide() {
     let client = String::from_utf8(read.client.unwrap()).unwrap();
     assert!(client.contains(r"a\ud83d") && !client.contains("logprobs"), "{client}");
 }
+
+#[test]
+fn the_count_of_all_choices_is_not_that_of_the_one_which_is_left() {
+    let usage = json!({"completion_tokens": 4});
+    let choice = |index: u64| {
+        json!({"index": index, "delta": {"content": "x"}, "finish_reason": "stop",
+            "message": {"role": "assistant", "content": "x"}})
+    };
+    for (indices, wanted) in [(&[0][..], Some(4)), (&[0, 300], None), (&[0, 1], None)] {
+        let choices: Vec<_> = indices.iter().map(|index| choice(*index)).collect();
+        let body = json!({"choices": choices, "usage": usage}).to_string();
+        let read = read_answer(body.as_bytes(), &prepared(PLAIN, Dialect::Generic));
+        assert_eq!(read.captured[0].completion_tokens, wanted, "{indices:?}");
+        let mut documents: Vec<_> =
+            choices.iter().map(|choice| json!({"choices": [choice]})).collect();
+        documents.push(json!({"choices": [], "usage": usage}));
+        let text = events(&documents);
+        let (_, found) = stream(prepared(STREAM, Dialect::Generic), text.as_bytes(), 99);
+        assert_eq!(found[0].completion_tokens, wanted, "{indices:?} in a stream");
+    }
+    let twice = json!({"choices": [choice(0), choice(0)], "usage": usage}).to_string();
+    let read = read_answer(twice.as_bytes(), &prepared(PLAIN, Dialect::Generic));
+    assert_eq!((read.captured.len(), read.captured[0].completion_tokens), (1, None));
+}

@@ -150,8 +150,25 @@ async fn what_is_no_conversation_is_never_trained_on() {
         let body = json!({"model": "m1", "messages": messages, "tools": tools});
         assert_eq!(rig.chat(&body).send().await.unwrap().status(), 200);
     }
-    let hot = json!({"model": "m1", "temperature": -1, "messages": [user("hot")]});
-    rig.chat(&hot).send().await.unwrap();
+    let odd_settings = [
+        ("temperature", json!(-1)),
+        ("temperature", json!("0.7")),
+        ("temperature", json!(true)),
+        ("top_p", json!([0.5])),
+        ("top_k", json!("4")),
+        ("min_p", json!({})),
+        ("seed", json!("7")),
+        ("max_tokens", json!(false)),
+        ("max_completion_tokens", json!("9")),
+    ];
+    for (number, (name, value)) in odd_settings.iter().enumerate() {
+        let mut hot = json!({"model": "m1", "messages": [user(&format!("hot {number} {name}"))]});
+        hot[*name] = value.clone();
+        rig.chat(&hot).send().await.unwrap();
+    }
+    let mut free = json!({"model": "m1", "messages": [user("as you like")]});
+    odd_settings.iter().for_each(|(name, _)| free[*name] = Value::Null);
+    rig.chat(&free).send().await.unwrap();
     let streamed = json!({"model": "m1", "stream": true, "messages": [{"content": "streamed"}]});
     rig.chat(&streamed).send().await.unwrap().text().await.unwrap();
     let metrics = rig.metrics().await;
@@ -162,8 +179,13 @@ async fn what_is_no_conversation_is_never_trained_on() {
         let row = rows.iter().find(|row| row.messages == text).unwrap();
         assert_eq!(row.untrainable_reason.as_deref(), reason, "{messages}");
     }
-    let row = rows.iter().find(|row| row.messages.contains("hot")).unwrap();
-    assert_eq!(row.untrainable_reason.as_deref(), Some("odd_sampling"));
+    let hot: Vec<_> = rows.iter().filter(|row| row.messages.contains("hot")).collect();
+    assert_eq!(hot.len(), odd_settings.len());
+    for row in hot {
+        assert_eq!(row.untrainable_reason.as_deref(), Some("odd_sampling"), "{}", row.messages);
+    }
+    let row = rows.iter().find(|row| row.messages.contains("as you like")).unwrap();
+    assert_eq!(row.untrainable_reason, None);
     let row = rows.iter().find(|row| row.messages.contains("streamed")).unwrap();
     assert_eq!(row.untrainable_reason.as_deref(), Some("odd_messages"));
 }
