@@ -1,17 +1,14 @@
 //! `oclaw export`: turns for other trainers.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
 use oclaw::interchange::{Left, Preferences, Slime, sft, teacher_candidate};
 use oclaw::table::Source;
 
 use crate::asking;
 use crate::common::Context;
-use crate::files::Inputs;
+use crate::files::{Aside, Inputs};
 use crate::report::{Exit, Failure};
 
 /// Write turns as other trainers read them, one JSON object a line
@@ -74,7 +71,14 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             }
             left
         }
-        To::Slime => samples(&mut source, &mut lines, args.with_teacher)?,
+        To::Slime => {
+            let (left, untaught) = samples(&mut source, &mut lines, args.with_teacher)?;
+            if untaught > 0 {
+                let what = "rows without a teacher, so that no sample has one";
+                table.add_row([what.to_owned(), untaught.to_string()]);
+            }
+            left
+        }
     };
     let written = lines.finish()?;
     table.add_row(["lines written".to_owned(), written.to_string()]);
@@ -113,9 +117,10 @@ fn preferences(source: &mut Source, lines: &mut Lines) -> anyhow::Result<(Left, 
 }
 
 /// Writes samples. Either all have a teacher's log-probs or none has: if the rows
-/// differ and nobody asked for them, they are left out of all.
-fn samples(source: &mut Source, lines: &mut Lines, wanted: bool) -> anyhow::Result<Left> {
-    let mut teacher = wanted;
+/// differ and nobody asked for them, they are left out of all, and how many rows
+/// are the cause of it is returned.
+fn samples(source: &mut Source, lines: &mut Lines, wanted: bool) -> anyhow::Result<(Left, u64)> {
+    let (mut teacher, mut untaught) = (wanted, 0);
     if !wanted {
         source.hold()?;
         let (mut with, mut without) = (0_u64, 0_u64);
@@ -130,6 +135,7 @@ fn samples(source: &mut Source, lines: &mut Lines, wanted: bool) -> anyhow::Resu
         }
         source.rewind()?;
         teacher = with > 0 && without == 0;
+        untaught = if with > 0 { without } else { 0 };
     }
     let slime = Slime { teacher };
     let mut left = Left::new();
@@ -147,48 +153,41 @@ fn samples(source: &mut Source, lines: &mut Lines, wanted: bool) -> anyhow::Resu
             }
         }
     }
-    Ok(left)
+    Ok((left, untaught))
 }
 
 /// Lines being written; a file gets its name when it is whole.
 struct Lines {
-    out: BufWriter<Box<dyn Write>>,
-    aside: Option<(tempfile::TempPath, PathBuf, File)>,
+    out: Out,
     count: u64,
+}
+
+enum Out {
+    File(Aside),
+    Standard(BufWriter<io::StdoutLock<'static>>),
 }
 
 impl Lines {
     fn open(path: Option<&Path>) -> anyhow::Result<Self> {
-        let Some(path) = path.filter(|path| path.as_os_str() != "-") else {
-            let out: Box<dyn Write> = Box::new(io::stdout().lock());
-            return Ok(Self { out: BufWriter::new(out), aside: None, count: 0 });
+        let out = match path.filter(|path| path.as_os_str() != "-") {
+            Some(path) => Out::File(Aside::create(path)?),
+            None => Out::Standard(BufWriter::new(io::stdout().lock())),
         };
-        let writing = || format!("cannot write `{}`", path.display());
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let aside = tempfile::Builder::new()
-            .prefix(".tmp-")
-            // What the umask leaves of it, as for any other file.
-            .permissions(std::fs::Permissions::from_mode(0o666))
-            .tempfile_in(folder.unwrap_or(Path::new(".")))
-            .with_context(writing)?;
-        let (file, temporary) = aside.into_parts();
-        let kept = file.try_clone().with_context(writing)?;
-        let out: Box<dyn Write> = Box::new(file);
-        let aside = Some((temporary, path.to_owned(), kept));
-        Ok(Self { out: BufWriter::new(out), aside, count: 0 })
+        Ok(Self { out, count: 0 })
     }
 
     fn write(&mut self, line: &serde_json::Value) -> io::Result<()> {
         self.count += 1;
-        writeln!(self.out, "{line}")
+        match &mut self.out {
+            Out::File(file) => writeln!(file, "{line}"),
+            Out::Standard(out) => writeln!(out, "{line}"),
+        }
     }
 
-    fn finish(mut self) -> anyhow::Result<u64> {
-        self.out.flush()?;
-        if let Some((temporary, path, file)) = self.aside.take() {
-            let writing = || format!("cannot write `{}`", path.display());
-            file.sync_all().with_context(writing)?;
-            temporary.persist(&path).map_err(|error| error.error).with_context(writing)?;
+    fn finish(self) -> anyhow::Result<u64> {
+        match self.out {
+            Out::File(file) => file.finish()?,
+            Out::Standard(mut out) => out.flush()?,
         }
         Ok(self.count)
     }

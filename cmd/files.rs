@@ -1,7 +1,8 @@
 //! The files of a stage: the same arguments in every one of them.
 
-use std::fs::File;
-use std::io::Read;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -10,6 +11,7 @@ use oclaw::stage::{Existing, Output, Plan};
 use oclaw::table::{Format, Source, StageLine, Target};
 use oclaw::trajectory::Writer;
 use sha2::{Digest, Sha256};
+use tempfile::TempPath;
 
 use crate::common::Context;
 use crate::follow::{FollowArgs, Route};
@@ -205,14 +207,130 @@ pub(crate) fn hash(path: &Path) -> anyhow::Result<String> {
     Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// A file other than a table, being written. It gets its name when it is whole;
+/// dropped before [`Aside::finish`], it leaves nothing.
+pub(crate) struct Aside {
+    out: BufWriter<File>,
+    /// What it was called for.
+    path: PathBuf,
+    /// The unfinished file, and the one that it becomes. Nothing for what is no plain
+    /// file (a pipe, `/dev/null`): that cannot be replaced and is written to directly.
+    place: Option<(TempPath, PathBuf)>,
+}
+
+impl Aside {
+    /// Starts a file beside the one that it becomes.
+    pub(crate) fn create(path: &Path) -> anyhow::Result<Self> {
+        let writing = || format!("cannot write `{}`", path.display());
+        let target = match fs::metadata(path) {
+            Ok(there) if there.is_dir() => {
+                return Err(io::Error::from(io::ErrorKind::IsADirectory)).with_context(writing);
+            }
+            Ok(there) if !there.is_file() => {
+                let file = File::options().write(true).open(path).with_context(writing)?;
+                return Ok(Self { out: BufWriter::new(file), path: path.to_owned(), place: None });
+            }
+            // A link stays a link: what it points to is replaced.
+            Ok(_) => fs::canonicalize(path).with_context(writing)?,
+            Err(_) => path.to_owned(),
+        };
+        let aside = tempfile::Builder::new()
+            .prefix(".tmp-")
+            // What the umask leaves of it, as for any other file.
+            .permissions(fs::Permissions::from_mode(0o666))
+            .tempfile_in(folder_of(&target))
+            .with_context(writing)?;
+        let (file, temporary) = aside.into_parts();
+        let place = Some((temporary, target));
+        Ok(Self { out: BufWriter::new(file), path: path.to_owned(), place })
+    }
+
+    /// Gives the file its name, and returns once it would survive a crash.
+    pub(crate) fn finish(self) -> anyhow::Result<()> {
+        let Self { out, path, place } = self;
+        let writing = || format!("cannot write `{}`", path.display());
+        let file =
+            out.into_inner().map_err(io::IntoInnerError::into_error).with_context(writing)?;
+        let Some((temporary, target)) = place else { return Ok(()) };
+        file.sync_all().with_context(writing)?;
+        temporary.persist(&target).map_err(|error| error.error).with_context(writing)?;
+        File::open(folder_of(&target)).and_then(|folder| folder.sync_all()).with_context(writing)
+    }
+}
+
+impl Write for Aside {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
+}
+
+/// Writes a file other than a table, whole or not at all.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let mut aside = Aside::create(path)?;
+    aside.write_all(bytes).with_context(|| format!("cannot write `{}`", path.display()))?;
+    aside.finish()
+}
+
+/// Writes a text to a file, whole or not at all, or to standard output.
+pub(crate) fn write_text(path: Option<&Path>, text: &str) -> anyhow::Result<()> {
+    match path {
+        Some(path) if path.as_os_str() != "-" => write_whole(path, text.as_bytes()),
+        _ => Ok(io::stdout().write_all(text.as_bytes())?),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::told;
+    use super::*;
 
     #[test]
     fn passwords_stay_out_of_files() {
         assert_eq!(told("http://me:secret@host:1/v1@x"), "http://…@host:1/v1@x");
         assert_eq!(told("--engine=http://host/a@b"), "--engine=http://host/a@b");
         assert_eq!(told("a@b"), "a@b");
+    }
+
+    #[test]
+    fn a_file_is_there_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.txt");
+        let names = || {
+            let entries = fs::read_dir(folder.path()).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = names.collect();
+            names.sort();
+            names
+        };
+        let mut aside = Aside::create(&path).unwrap();
+        aside.write_all(b"half").unwrap();
+        assert!(names().len() == 1 && names()[0].starts_with(".tmp-"), "{:?}", names());
+        drop(aside);
+        assert_eq!(names(), [""; 0]);
+        write_whole(&path, b"whole").unwrap();
+        // As open as any other file that this process makes.
+        let plain = folder.path().join("plain.txt");
+        fs::write(&plain, "").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&path), mode(&plain));
+        // A link stays one, and what is no plain file is not replaced.
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("out.txt", &link).unwrap();
+        write_whole(&link, b"again").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&path).unwrap(), b"again");
+        write_whole(Path::new("/dev/null"), b"nobody").unwrap();
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+        let error = write_whole(folder.path(), b"").unwrap_err().to_string();
+        assert_eq!(error, format!("cannot write `{}`", folder.path().display()));
+        assert_eq!(names(), ["link", "out.txt", "plain.txt"]);
     }
 }

@@ -11,6 +11,7 @@ use clap_mangen::Man;
 
 use crate::Cli;
 use crate::common::Context;
+use crate::files::write_whole;
 use crate::report::{Exit, Failure};
 
 /// Print the manual page of a command
@@ -87,9 +88,7 @@ fn built() -> Command {
 }
 
 fn write(folder: &Path, command: Command) -> anyhow::Result<()> {
-    let path = folder.join(format!("{}.1", name(&command)));
-    std::fs::write(&path, page(command)?)
-        .with_context(|| format!("cannot write `{}`", path.display()))
+    write_whole(&folder.join(format!("{}.1", name(&command))), &page(command)?)
 }
 
 /// Every page: the program's and each command's.

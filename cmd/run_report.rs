@@ -1,7 +1,7 @@
 //! `oclaw report`: what a run learned, as one page.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use oclaw::report::{Journey, Report, Series, StageRow};
@@ -9,7 +9,7 @@ use oclaw::table::row_json::instant;
 use oclaw::table::{StageLine, Usage};
 
 use crate::common::Context;
-use crate::files::Inputs;
+use crate::files::{Inputs, write_whole};
 use crate::report::Exit;
 use crate::run_folder::Subject;
 
@@ -90,9 +90,10 @@ fn read(subject: &Subject, report: &mut Report) -> anyhow::Result<()> {
         for turn in turns {
             journey.add(shard, turn);
             report.survey.add(turn);
-            let at = turn.created_at.0;
-            let (first, last) = period.unwrap_or((at, at));
-            period = Some((at.min(first), at.max(last)));
+            if let Some(at) = turn.asked_at() {
+                let (first, last) = period.unwrap_or((at, at));
+                period = Some((at.min(first), at.max(last)));
+            }
         }
     })?;
     report.stages = provenance.lines.iter().map(stage_row).collect();
@@ -134,26 +135,4 @@ fn csv(series: &Series) -> anyhow::Result<Vec<u8>> {
     csv.write_record(&series.header)?;
     series.rows.iter().try_for_each(|row| csv.write_record(row))?;
     csv.into_inner().map_err(|error| error.into_error().into())
-}
-
-/// Writes a file aside and renames it when it is whole.
-fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let writing = || format!("cannot write `{}`", path.display());
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".tmp-");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // As any new file: the umask has its say.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let mut file = builder.tempfile_in(folder).with_context(writing)?;
-    file.write_all(bytes).with_context(writing)?;
-    file.as_file().sync_all().with_context(writing)?;
-    file.persist(path).map_err(|error| error.error).with_context(writing)?;
-    Ok(())
 }

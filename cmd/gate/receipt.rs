@@ -8,6 +8,7 @@ use oclaw::replay::gate::{CONFIDENCE, Figures, Rule, Verdict};
 use oclaw::sync::RECEIPT;
 use serde_json::{Value, json};
 
+use crate::files::write_whole;
 use crate::report::Failure;
 
 use super::policy::Contender;
@@ -40,16 +41,12 @@ pub(super) fn place(given: Option<&Path>, candidate: &Contender) -> anyhow::Resu
 impl Receipt<'_> {
     /// Writes the receipt, whole or not at all.
     pub(super) fn write(&self, path: &Path) -> anyhow::Result<()> {
-        let writing = || format!("cannot write the receipt `{}`", path.display());
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make `{}`", folder.display()))?;
+        }
         let text = format!("{:#}\n", self.json());
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
-        std::fs::create_dir_all(folder).with_context(writing)?;
-        let aside = tempfile::NamedTempFile::new_in(folder).with_context(writing)?;
-        std::fs::write(aside.path(), text).with_context(writing)?;
-        aside.as_file().sync_all().with_context(writing)?;
-        aside.persist(path).map_err(|error| error.error).with_context(writing)?;
-        Ok(())
+        write_whole(path, text.as_bytes()).context("no receipt")
     }
 
     fn json(&self) -> Value {

@@ -1,14 +1,12 @@
 //! What a replay came to, as it is written and said.
 
-use std::io::Write;
-
 use comfy_table::Table;
 use oclaw::replay::Outcome;
 use oclaw::replay::report::{self, Tally};
 use serde_json::json;
 
 use crate::asking::closing_table;
-use crate::report::Failure;
+use crate::files::write_text;
 use crate::visible::visible;
 
 use super::Args;
@@ -51,12 +49,7 @@ pub(super) fn write(
         }
         Layout::Junit => report::junit(&outcome.sessions),
     };
-    match &args.output {
-        Some(path) if path.as_os_str() != "-" => std::fs::write(path, text).map_err(|error| {
-            Failure::failed(format!("cannot write `{}`: {error}", path.display())).into()
-        }),
-        _ => Ok(std::io::stdout().write_all(text.as_bytes())?),
-    }
+    write_text(args.output.as_deref(), &text)
 }
 
 fn turns(outcome: &Outcome) -> String {

@@ -2,7 +2,6 @@
 
 mod command_line;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::asking::closing_table;
 use crate::common::Context;
+use crate::files::write_text;
 use crate::report::{Exit, Failure};
 use crate::visible::visible;
 
@@ -209,12 +209,7 @@ fn write(args: &Args, found: &[(&Recorded, Rerun)]) -> anyhow::Result<()> {
             format!("{table}\n")
         }
     };
-    match &args.output {
-        Some(path) if path.as_os_str() != "-" => std::fs::write(path, text).map_err(|error| {
-            Failure::failed(format!("cannot write `{}`: {error}", path.display())).into()
-        }),
-        _ => Ok(std::io::stdout().write_all(text.as_bytes())?),
-    }
+    write_text(args.output.as_deref(), &text)
 }
 
 fn line(output: &Recorded, rerun: &Rerun) -> Value {

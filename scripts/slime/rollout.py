@@ -78,14 +78,22 @@ def why_not(row, with_teacher):
         return "empty_answer"
     if worth(row) is None:
         return "no_reward"
+    if not math.isfinite(worth(row)):
+        return "reward_not_finite"
     if row["rollout_log_probs"] is None:
         return "no_log_probs"
     if any(value is None for value in row["rollout_log_probs"]):
         return "log_prob_gap"
     if len(row["rollout_log_probs"]) != length:
         return "log_probs_misaligned"
+    if not all(math.isfinite(value) for value in row["rollout_log_probs"]):
+        return "log_prob_not_finite"
     if row["loss_mask"] is not None and len(row["loss_mask"]) != length:
         return "loss_mask_misaligned"
+    # An answer of tool calls alone has no text.
+    content = json.loads(row["response"]).get("content")
+    if content is not None and not isinstance(content, str):
+        return "no_text_answer"
     if with_teacher and teacher_of(row) is None:
         return "no_teacher"
     return None

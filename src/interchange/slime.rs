@@ -30,6 +30,7 @@ impl Slime {
             return Err("empty_answer");
         }
         let reward = worth(turn).ok_or("no_reward")?;
+        let reward = number(reward).ok_or("reward_not_finite")?;
         let length = response_ids.len();
         let log_probs = turn.rollout_log_probs.as_ref().ok_or("no_log_probs")?;
         let log_probs: Vec<f32> =
@@ -37,6 +38,7 @@ impl Slime {
         if log_probs.len() != length {
             return Err("log_probs_misaligned");
         }
+        let log_probs = numbers(&log_probs).ok_or("log_prob_not_finite")?;
         // Without an opinion of `advantage` every token counts, as slime has it.
         let mask = turn.loss_mask.clone().unwrap_or_else(|| vec![1; length]);
         if mask.len() != length {
@@ -44,19 +46,25 @@ impl Slime {
         }
         let parsed = |text: &str| serde_json::from_str::<Value>(text).map_err(|_| "unreadable");
         let (messages, response) = (parsed(&turn.messages)?, parsed(&turn.response)?);
+        let text = match response.as_object().ok_or("unreadable")?.get("content") {
+            // An answer of tool calls alone has no text.
+            None | Some(Value::Null) => "",
+            Some(Value::String(text)) => text,
+            Some(_) => return Err("no_text_answer"),
+        };
         let tokens: Vec<i32> = prompt_ids.iter().chain(response_ids).copied().collect();
         let mut sample = json!({
             "group_index": group,
             "index": index,
             "prompt": messages,
             "tokens": tokens,
-            "response": response["content"].as_str().unwrap_or_default(),
+            "response": text,
             "response_length": length,
             "label": null,
-            "reward": {"score": number(reward)},
+            "reward": {"score": reward},
             "loss_mask": mask,
             "weight_versions": turn.weight_version.iter().collect::<Vec<_>>(),
-            "rollout_log_probs": log_probs.into_iter().map(number).collect::<Vec<_>>(),
+            "rollout_log_probs": log_probs,
             "status": status(turn.status),
             "remove_sample": false,
             "session_id": turn.session_id,
@@ -71,8 +79,8 @@ impl Slime {
             },
         });
         if self.teacher {
-            let log_probs = teacher_candidate(turn).ok_or("no_teacher")?;
-            sample["teacher_log_probs"] = log_probs.iter().copied().map(number).collect();
+            let log_probs = teacher_candidate(turn).and_then(numbers).ok_or("no_teacher")?;
+            sample["teacher_log_probs"] = log_probs.into();
         }
         Ok(sample)
     }
@@ -89,9 +97,15 @@ pub fn teacher_candidate(turn: &Turn) -> Option<&[f32]> {
     usable.map(Vec::as_slice)
 }
 
-/// The shortest decimal of an `f32`, not the long one of its `f64`.
-fn number(value: f32) -> Value {
-    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+/// The shortest decimal of an `f32`, not the long one of its `f64`. JSON has no
+/// number for what is not finite.
+fn number(value: f32) -> Option<Value> {
+    let decimal = value.to_string().parse::<f64>().ok()?;
+    serde_json::Number::from_f64(decimal).map(Value::from)
+}
+
+fn numbers(values: &[f32]) -> Option<Vec<Value>> {
+    values.iter().copied().map(number).collect()
 }
 
 fn status(status: Status) -> &'static str {

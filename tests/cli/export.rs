@@ -138,6 +138,32 @@ fn samples_have_the_recorded_numbers_and_nothing_else() {
     assert!(talk.ends_with(counts), "{talk}");
 }
 
+/// Rows that JSON, or the field of slime's sample, cannot hold.
+fn unspeakable() -> [Turn; 3] {
+    let parts = json!({"role": "assistant", "content": [{"type": "text", "text": "5"}]});
+    let endless = Some(vec![Some(-0.5), Some(f32::NEG_INFINITY), Some(-0.1)]);
+    [
+        Turn { response: parts.to_string(), ..sampled("parts", 1) },
+        Turn { rollout_log_probs: endless, ..sampled("endless", 1) },
+        Turn { reward: Some(f32::NAN), ..sampled("nan", 1) },
+    ]
+}
+
+#[test]
+fn what_a_sample_cannot_say_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let call = json!({"role": "assistant", "content": null, "tool_calls": [{"id": "c"}]});
+    let calling = Turn { response: call.to_string(), ..sampled("call", 1) };
+    let turns: Vec<_> = unspeakable().into_iter().chain([calling]).collect();
+    write(&folder.path().join("t.parquet"), Format::Parquet, &STAGES, &turns);
+    let (code, lines, talk) = run(folder.path(), &["t.parquet", "--to", "slime"]);
+    assert_eq!(code, Some(0), "{talk}");
+    assert_eq!((lines.len(), &lines[0]["response"]), (1, &json!("")));
+    let counts = "lines written 1 left out: log_prob_not_finite 1 left out: no_text_answer 1 \
+        left out: reward_not_finite 1";
+    assert!(talk.ends_with(counts), "{talk}");
+}
+
 #[test]
 fn a_teacher_is_in_all_samples_or_in_none() {
     let folder = tempfile::tempdir().unwrap();
@@ -146,8 +172,9 @@ fn a_teacher_is_in_all_samples_or_in_none() {
     let has = |lines: &[Value]| {
         lines.iter().filter(|line| line.get("teacher_log_probs").is_some()).count()
     };
-    let (_, lines, _) = run(folder.path(), &["t.parquet", "--to", "slime"]);
+    let (_, lines, talk) = run(folder.path(), &["t.parquet", "--to", "slime"]);
     assert_eq!((lines.len(), has(&lines)), (2, 0));
+    assert!(talk.contains("rows without a teacher, so that no sample has one 1 "), "{talk}");
     let (_, lines, talk) = run(folder.path(), &["t.parquet", "--to", "slime", "--with-teacher"]);
     assert_eq!((lines.len(), has(&lines)), (1, 1));
     assert!(talk.ends_with("left out: no_teacher 1"), "{talk}");
@@ -173,6 +200,7 @@ fn slimes_rollout_function_gives_the_same_samples() {
         ..sampled("b", 1)
     };
     let turns = [sampled("a", 1), twin, unmasked, finished("gap", 1)];
+    let turns: Vec<_> = turns.into_iter().chain(unspeakable()).collect();
     write(&table.join("t.parquet"), Format::Parquet, &STAGES, &turns);
     for flags in [&[][..], &["--with-teacher"]] {
         let arguments = [&["shards", "--to", "slime", "-o", "out.jsonl"][..], flags].concat();
