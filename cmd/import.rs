@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use oclaw::interchange::{Counts, Importer, Shape};
-use oclaw::table::{Format, Provenance, Sink, StageLine, Target, write_shard};
+use oclaw::interchange::{Imported, Importer, Shape};
+use oclaw::table::{Format, Provenance, Sink, Target, write_shard};
 use oclaw::template::Chat;
 use oclaw::trajectory::{Turn, Writer, turn};
 use serde_json::Value;
@@ -14,8 +14,9 @@ use sha2::{Digest, Sha256};
 
 use crate::asking;
 use crate::common::Context;
-use crate::files::FormatName;
+use crate::files::{FormatName, stage_line_of};
 use crate::report::{Exit, Failure};
+use crate::visible::visible;
 
 /// Rows that are made a batch at once.
 const TOGETHER: usize = 256;
@@ -83,6 +84,12 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         From::OpenclawRl => Some(Shape::Record),
         From::Sharegpt => Some(Shape::ShareGpt),
     };
+    let into_folder = args.output.as_deref().is_some_and(Path::is_dir);
+    if into_folder && args.format == Some(FormatName::Ipc) {
+        return Err(Failure::usage("a folder gets a shard, which is Parquet")
+            .hint("leave `--format` out, or name a file by `-o FILE`")
+            .into());
+    }
     let chat = args.tokenizer.as_deref().map(Chat::load).transpose()?;
     let mut importer = Importer::new(shape);
     let mut inputs = Vec::new();
@@ -98,15 +105,13 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     }
     let imported = importer.finish(chat.as_ref());
     let mut provenance = Provenance::default();
-    if context.provenance {
-        provenance.lines.push(line(context, inputs));
-    }
+    provenance.lines.extend(stage_line_of(context, inputs));
     if let Some(chat) = &chat {
         provenance.tokenizer_hash = Some(chat.tokenizer.hash());
         provenance.chat_template_hash = Some(chat.template_hash());
     }
     let written = write(&args, &imported.turns, &provenance)?;
-    report(context, &imported.counts, bad, &written);
+    report(context, &imported, bad, &written);
     Ok(if bad > 0 { Exit::Partial } else { Exit::Done })
 }
 
@@ -156,17 +161,6 @@ fn read(name: &str, bytes: &[u8], importer: &mut Importer) -> anyhow::Result<u64
     Ok(findings.len() as u64)
 }
 
-fn line(context: &Context, inputs: Vec<String>) -> StageLine {
-    StageLine {
-        command: context.command.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        argv: std::env::args().skip(1).collect(),
-        seed: Some(context.seed),
-        inputs,
-        usage: None,
-    }
-}
-
 /// Writes the rows and returns where they are.
 fn write(args: &Args, turns: &[Turn], provenance: &Provenance) -> anyhow::Result<String> {
     let format = args.format.map(|format| match format {
@@ -196,7 +190,8 @@ fn write(args: &Args, turns: &[Turn], provenance: &Provenance) -> anyhow::Result
     })
 }
 
-fn report(context: &Context, counts: &Counts, bad: u64, written: &str) {
+fn report(context: &Context, imported: &Imported, bad: u64, written: &str) {
+    let counts = &imported.counts;
     let mut table = asking::closing_table();
     table.add_row(["written to", written]);
     for (name, count, always) in [
@@ -208,11 +203,15 @@ fn report(context: &Context, counts: &Counts, bad: u64, written: &str) {
         ("requests without an answer", counts.unanswered, false),
         ("greetings, which are no turns", counts.greetings, false),
         ("rows with ids made again", counts.retokenized, false),
+        ("rows of which no ids could be made", counts.not_retokenized, false),
         ("rows whose log-probs were dropped", counts.log_probs_dropped, false),
     ] {
         if always || count > 0 {
             table.add_row([name, &count.to_string()]);
         }
+    }
+    if let Some(reason) = &imported.failure {
+        table.add_row(["the first of them", &visible(reason)]);
     }
     context.conclude(table);
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::import::{Importer, Row};
+use super::import::{Importer, Row, own_branch};
 use super::line::{Conversation, Identity};
 use super::messages::next_state;
 use crate::trajectory::words::SessionSource;
@@ -24,8 +24,7 @@ impl Importer {
             }
         };
         identity = identity.with(&session_id);
-        let mut parent = None;
-        let mut branch = None;
+        let mut parent: Option<usize> = None;
         for (index, message) in conversation.messages.iter().enumerate() {
             identity = identity.with(&message.to_string());
             if message["role"] != "assistant" {
@@ -43,12 +42,16 @@ impl Importer {
                 self.rows[known].follow(next);
                 self.put_under(parent);
                 parent = Some(known);
-                branch = Some(self.rows[known].turn.branch.clone());
                 continue;
             }
-            let branch = branch.get_or_insert_with(|| self.branch(&session_id, &turn_id)).clone();
+            let branch = match parent {
+                None => self.branch(&session_id, &turn_id),
+                // A conversation that leaves the line of an earlier one: as live.
+                Some(parent) if self.parents.contains(&parent) => own_branch(&turn_id),
+                Some(parent) => self.rows[parent].turn.branch.clone(),
+            };
             let mut row = Row::of(&conversation.messages[..index], message, tools.clone());
-            let above = parent.map(|parent: usize| &self.rows[parent].turn);
+            let above = parent.map(|parent| &self.rows[parent].turn);
             row.turn.turn = above.map_or(1, |above| above.turn + 1);
             row.turn.parent_turn_id = above.map(|above| above.turn_id.clone());
             row.turn.session_id.clone_from(&session_id);

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-use super::line::{self, Answer, Exchange, Identity, Line};
+use super::line::{self, Answer, Exchange, Identity, Line, LogProbs};
 use super::messages::next_state;
 use super::{Shape, retokenize};
 use crate::session::{Arrival, History, Incoming, Limits, Source, Tracker};
@@ -38,7 +38,10 @@ pub struct Counts {
     pub repaired: u64,
     /// Rows whose ids were made again from the text.
     pub retokenized: u64,
-    /// Rows whose log-probs could not be kept: no ids, or another number of them.
+    /// Rows that a tokenizer or its template could make no ids of.
+    pub not_retokenized: u64,
+    /// Rows whose log-probs could not be kept: no ids, another number of them, or
+    /// one of them is missing.
     pub log_probs_dropped: u64,
 }
 
@@ -49,13 +52,15 @@ pub struct Imported {
     pub turns: Vec<Turn>,
     /// What was counted.
     pub counts: Counts,
+    /// Why the first of the rows that got no ids got none.
+    pub failure: Option<String>,
 }
 
 /// A row, and what was logged of it that the table has no column for.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) turn: Turn,
-    pub(super) log_probs: Option<Vec<f32>>,
+    pub(super) log_probs: LogProbs,
     pub(super) rendered: Option<(String, String)>,
 }
 
@@ -118,14 +123,20 @@ impl Importer {
     /// With a tokenizer and template the rows get ids, marked as made again.
     pub fn finish(mut self, chat: Option<&Chat>) -> Imported {
         self.pair();
+        let mut failure = None;
         for row in &mut self.rows {
-            match chat {
-                Some(chat) => retokenize::retokenize(chat, row, &mut self.counts),
-                None => self.counts.log_probs_dropped += u64::from(row.log_probs.is_some()),
+            let Some(chat) = chat else {
+                self.counts.log_probs_dropped += u64::from(row.log_probs != LogProbs::Absent);
+                continue;
+            };
+            if let Err(reason) = retokenize::retokenize(chat, row, &mut self.counts) {
+                self.counts.not_retokenized += 1;
+                failure.get_or_insert(reason);
             }
         }
         self.counts.rows = self.rows.len() as u64;
-        Imported { turns: self.rows.into_iter().map(|row| row.turn).collect(), counts: self.counts }
+        let turns = self.rows.into_iter().map(|row| row.turn).collect();
+        Imported { turns, counts: self.counts, failure }
     }
 
     /// Pairs requests as `serve` does when they come in live.
@@ -225,9 +236,14 @@ impl Importer {
     pub(super) fn branch(&mut self, session_id: &str, turn_id: &str) -> String {
         match self.sessions.insert(session_id.to_owned()) {
             true => MAIN.to_owned(),
-            false => turn_id.get(turn_id.len() - 12..).unwrap_or(turn_id).to_owned(),
+            false => own_branch(turn_id),
         }
     }
+}
+
+/// Returns the branch that begins with a turn.
+pub(super) fn own_branch(turn_id: &str) -> String {
+    turn_id.get(turn_id.len().saturating_sub(12)..).unwrap_or(turn_id).to_owned()
 }
 
 impl Row {
@@ -243,7 +259,7 @@ impl Row {
             untrainable_reason: Some("no_token_ids".to_owned()),
             ..Turn::default()
         };
-        Self { turn, log_probs: None, rendered: None }
+        Self { turn, log_probs: LogProbs::Absent, rendered: None }
     }
 
     pub(super) fn name_model(&mut self, model: Option<&str>) {

@@ -52,7 +52,19 @@ pub(super) struct Answer {
     pub(super) choice: u8,
     pub(super) message: Value,
     pub(super) finish_reason: Option<String>,
-    pub(super) log_probs: Option<Vec<f32>>,
+    pub(super) log_probs: LogProbs,
+}
+
+/// What a log says of the log-probs of an answer's tokens.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) enum LogProbs {
+    /// Nothing.
+    #[default]
+    Absent,
+    /// Something, but not one number for each token.
+    Incomplete,
+    /// One number for each token.
+    Whole(Vec<f32>),
 }
 
 /// Reads one line.

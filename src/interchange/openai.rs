@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::instant;
-use super::line::{Answer, Conversation, Exchange, Line};
+use super::line::{Answer, Conversation, Exchange, Line, LogProbs};
 use super::messages::{check, list, text_of, tools};
 use super::request::{sampling, session_of, session_of_conversation};
 
@@ -98,7 +98,13 @@ fn answer((place, choice): (usize, &Value)) -> Result<Answer, String> {
 }
 
 /// Returns the log-prob of every token, if there is one for every token.
-fn log_probs(choice: &Value) -> Option<Vec<f32>> {
-    let tokens = choice.get("logprobs")?.get("content")?.as_array()?;
-    tokens.iter().map(|token| Some(token.get("logprob")?.as_f64()? as f32)).collect()
+fn log_probs(choice: &Value) -> LogProbs {
+    let content = choice.get("logprobs").and_then(|log_probs| log_probs.get("content"));
+    let number = |token: &Value| Some(token.get("logprob")?.as_f64()? as f32);
+    let whole = match content {
+        None | Some(Value::Null) => return LogProbs::Absent,
+        Some(Value::Array(tokens)) => tokens.iter().map(number).collect(),
+        Some(_) => None,
+    };
+    whole.map_or(LogProbs::Incomplete, LogProbs::Whole)
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::forge::{STAGES, captured, finished, write};
 use crate::harness::oclaw;
 #[cfg(feature = "torch")]
-use crate::harness::{fixture, models};
+use crate::harness::{fixture, fixture_models as models};
 
 const SECRET: &str = "the hidden garden behind the mill";
 

@@ -1,10 +1,11 @@
 //! `oclaw import`: files in, a sound table or nothing out.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use oclaw::table::read_turns;
+use oclaw::table::{Source, read_turns};
 
-use crate::harness::{fixture, models, oclaw};
+use crate::harness::{fixture, fixture_models as models, oclaw};
 
 fn run(folder: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     let output = oclaw().current_dir(folder).arg("import").args(arguments).output().unwrap();
@@ -80,4 +81,56 @@ fn a_stated_shape_refuses_others() {
         run(folder.path(), &["--from", "sharegpt", &shared("openai.jsonl"), "-o", "out.parquet"]);
     assert_eq!(code, Some(1));
     assert!(talk.contains("openai.jsonl:1: `conversations` is no list\n"), "{talk}");
+}
+
+#[test]
+fn a_folder_gets_no_ipc() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("spool")).unwrap();
+    let (code, talk) =
+        run(folder.path(), &[&shared("openai.jsonl"), "-o", "spool", "--format", "ipc"]);
+    assert_eq!(code, Some(2));
+    let expected = "oclaw import: a folder gets a shard, which is Parquet\n\
+        hint: leave `--format` out, or name a file by `-o FILE`\n";
+    assert_eq!(talk, expected);
+    assert_eq!(std::fs::read_dir(folder.path().join("spool")).unwrap().count(), 0);
+}
+
+/// What the table says of its making names no password, and any name of a file
+/// can be told.
+#[test]
+fn the_command_line_is_noted_as_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let odd = std::ffi::OsStr::from_bytes(b"caf\xe9.jsonl");
+    std::fs::copy(shared("openai.jsonl"), folder.path().join(odd)).unwrap();
+    let place = folder.path().join("http:/me:secret@host");
+    std::fs::create_dir_all(&place).unwrap();
+    let output = oclaw()
+        .current_dir(folder.path())
+        .args(["import", "-o", "http://me:secret@host/out.parquet"])
+        .arg(odd)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let source = Source::open(&[place.join("out.parquet")]).unwrap();
+    let argv = &source.provenance().lines[0].argv;
+    let expected = ["import", "-o", "http://…@host/out.parquet", "caf\u{fffd}.jsonl"];
+    assert_eq!(argv[..], expected);
+}
+
+#[test]
+fn what_the_tokenizer_could_not_do_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = models().join("tiny-qwen3").display().to_string();
+    let picture = concat!(
+        r#"{"messages": [{"role": "user", "content": [{"type": "image_url"}]}, "#,
+        r#"{"role": "assistant", "content": "A dog."}]}"#
+    );
+    std::fs::write(folder.path().join("in.jsonl"), picture).unwrap();
+    let (code, talk) =
+        run(folder.path(), &["in.jsonl", "--tokenizer", &model, "-o", "out.parquet"]);
+    assert_eq!(code, Some(0), "{talk}");
+    let talk = talk.split_whitespace().collect::<Vec<_>>().join(" ");
+    let expected = "rows of which no ids could be made 1 the first of them unsupported content: a part of type";
+    assert!(talk.contains(expected), "{talk}");
 }

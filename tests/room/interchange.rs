@@ -8,7 +8,7 @@ use oclaw::trajectory::lint::Linter;
 use oclaw::trajectory::words::{NextStateKind, SessionSource, Status, TokenSource};
 use serde_json::{Value, json};
 
-use crate::harness::{fixture, models};
+use crate::harness::{fixture, fixture_models as models};
 
 fn lines(importer: &mut Importer, text: &str) -> Vec<(usize, String)> {
     let numbered = text.lines().enumerate().filter(|(_, line)| !line.is_empty());
@@ -54,7 +54,7 @@ fn shape(turn: &Turn) -> (String, u32, bool, NextStateKind, bool) {
 
 #[test]
 fn a_conversation_becomes_a_row_per_answer() {
-    let Imported { turns, counts } = import("openai.jsonl", None);
+    let Imported { turns, counts, .. } = import("openai.jsonl", None);
     let expected = [
         ("5".to_owned(), 1, true, NextStateKind::User, false),
         ("Right, 4.".to_owned(), 2, true, NextStateKind::None, true),
@@ -99,7 +99,7 @@ fn a_second_import_gives_the_same_ids() {
 
 #[test]
 fn logged_requests_are_put_together_to_sessions() {
-    let Imported { turns, counts } = import("pairs.jsonl", None);
+    let Imported { turns, counts, .. } = import("pairs.jsonl", None);
     let expected = [
         ("Four.".to_owned(), 1, true, NextStateKind::User, false),
         ("Five.".to_owned(), 2, true, NextStateKind::User, false),
@@ -128,7 +128,7 @@ fn logged_requests_are_put_together_to_sessions() {
 
 #[test]
 fn the_references_record_loses_its_template() {
-    let Imported { turns, counts } = import("record.jsonl", None);
+    let Imported { turns, counts, .. } = import("record.jsonl", None);
     let expected = [
         ("Let me look.".to_owned(), 1, true, NextStateKind::Tool, false),
         ("There is a.txt.".to_owned(), 2, true, NextStateKind::User, false),
@@ -153,7 +153,7 @@ fn sharegpt_in_a_list_and_with_tools() {
     let mut importer = Importer::new(None);
     let items: Vec<Value> = serde_json::from_str(&read("sharegpt.json")).unwrap();
     items.iter().for_each(|item| importer.value(item).unwrap());
-    let Imported { turns, counts } = importer.finish(None);
+    let Imported { turns, counts, .. } = importer.finish(None);
     sound(&turns);
     let expected = [
         ("A parrot.".to_owned(), 1, true, NextStateKind::User, false),
@@ -180,7 +180,8 @@ fn sharegpt_in_a_list_and_with_tools() {
 fn a_tokenizer_makes_ids_that_say_so() {
     let chat = Chat::load(&models().join("tiny-qwen3")).unwrap();
     for name in ["openai.jsonl", "pairs.jsonl", "record.jsonl", "sharegpt-tools.jsonl"] {
-        let Imported { turns, counts } = import(name, Some(&chat));
+        let Imported { turns, counts, failure } = import(name, Some(&chat));
+        assert_eq!((counts.not_retokenized, failure), (0, None));
         for turn in &turns {
             assert_eq!(turn.token_source, TokenSource::Retokenized, "{name} {}", turn.response);
             assert!(turn.untrainable_reason.is_some());
@@ -247,7 +248,70 @@ fn half_characters_are_replaced_and_counted() {
     let mut importer = Importer::new(None);
     let bytes = std::fs::read(fixture("interchange").join("replaced.jsonl")).unwrap();
     importer.line(bytes.trim_ascii()).unwrap();
-    let Imported { turns, counts } = importer.finish(None);
+    let Imported { turns, counts, .. } = importer.finish(None);
     assert_eq!(counts.repaired, 1);
     assert_eq!(content(&turns[0]), "half \u{fffd}");
+}
+
+/// As live: the first that goes on with a turn keeps its branch, another one gets
+/// its own.
+#[test]
+fn conversations_that_part_are_on_branches_of_their_own() {
+    let line = |said: &[&str]| {
+        let role = |index: usize| if index % 2 == 0 { "user" } else { "assistant" };
+        let messages = said.iter().enumerate();
+        let messages: Vec<_> =
+            messages.map(|(index, text)| json!({"role": role(index), "content": text})).collect();
+        json!({"session_id": "s", "messages": messages})
+    };
+    let mut importer = Importer::new(None);
+    for said in [
+        &["a", "A", "b", "B"][..],
+        &["a", "A", "c", "C", "d", "D"],
+        &["a", "A", "b", "B", "e", "E"],
+    ] {
+        importer.value(&line(said)).unwrap();
+    }
+    let Imported { turns, counts, .. } = importer.finish(None);
+    sound(&turns);
+    assert_eq!((counts.rows, counts.repeated), (5, 3));
+    let found: Vec<_> =
+        turns.iter().map(|turn| (content(turn), turn.turn, turn.branch.as_str())).collect();
+    let own = &turns[2].turn_id[turns[2].turn_id.len() - 12..];
+    let expected =
+        [("A", 1, "main"), ("B", 2, "main"), ("C", 2, own), ("D", 3, own), ("E", 3, "main")];
+    assert_eq!(found, expected.map(|(text, turn, branch)| (text.to_owned(), turn, branch)));
+}
+
+#[test]
+fn log_probs_with_a_gap_are_dropped_and_counted() {
+    let dropped = |log_probs: Value| {
+        let mut line: Value = json(read("pairs.jsonl").lines().next().unwrap());
+        line["response"]["choices"][0]["logprobs"] = log_probs;
+        let mut importer = Importer::new(None);
+        importer.value(&line).unwrap();
+        importer.finish(None).counts.log_probs_dropped
+    };
+    assert_eq!(dropped(json!({"content": [{"logprob": -0.5}, {"token": "."}]})), 1);
+    assert_eq!(dropped(json!({"content": [{"logprob": -0.5}, {"logprob": null}]})), 1);
+    assert_eq!(dropped(json!({"content": [{"logprob": -0.5}, {"logprob": -1}]})), 1);
+    assert_eq!(dropped(json!({"content": null})), 0);
+    assert_eq!(dropped(Value::Null), 0);
+}
+
+#[test]
+fn rows_that_no_template_takes_say_why() {
+    let chat = Chat::load(&models().join("tiny-qwen3")).unwrap();
+    let mut importer = Importer::new(None);
+    let picture = json!([{"type": "image_url", "image_url": {"url": "x"}}]);
+    for content in [json!("What is it?"), picture] {
+        let user = json!({"role": "user", "content": content});
+        let answer = json!({"role": "assistant", "content": "A dog."});
+        importer.value(&json!({"messages": [user, answer]})).unwrap();
+    }
+    let Imported { turns, counts, failure } = importer.finish(Some(&chat));
+    assert_eq!((counts.retokenized, counts.not_retokenized), (1, 1));
+    assert_eq!(turns[1].untrainable_reason.as_deref(), Some("template_failed"));
+    let expected = "unsupported content: a part of type `image_url` is no text";
+    assert_eq!(failure.as_deref(), Some(expected));
 }

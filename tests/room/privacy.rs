@@ -12,7 +12,7 @@ use oclaw::trajectory::{Turn, turn};
 use serde_json::{Value, json};
 
 use crate::forge::{STAGES, captured, finished};
-use crate::harness::models;
+use crate::harness::fixture_models as models;
 
 fn redactor(patterns: &[&str]) -> Redactor {
     let own = patterns.iter().map(|text| Pattern::parse(text).unwrap()).collect();
