@@ -47,7 +47,8 @@ use receipt::Receipt;
 ///   promote    else, if the interval lies above -MARGIN: a loss larger than the
 ///              margin can be ruled out.
 ///   undecided  else, and always with fewer than `--min-items` items or 5 sessions,
-///              or if an engine refused more than one item in twenty.
+///              or if either policy has no score of more than one in twenty of the
+///              items that fit, because its engine or the judge refused them.
 /// Exit code 0 is promote, 3 reject or undecided, 4 an engine that is not there.
 ///
 /// The receipt (`--receipt`, else CANDIDATE/oclaw/gate.json) holds the hashes of
@@ -138,10 +139,8 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         seed: context.seed,
     };
     let mut figures = gate::compare(&gate::pairs(&scores.0.of, &scores.1.of), &rule);
-    let refused: usize = [&scores.0, &scores.1].iter().flat_map(|it| it.failed.values()).sum();
     if let Some(figures) = &mut figures
-        && refused * 20 > gate::items(&sessions)
-        && figures.verdict == Verdict::Promote
+        && [&scores.0, &scores.1].into_iter().any(Scores::is_refused_too_often)
     {
         figures.verdict = Verdict::Undecided;
     }

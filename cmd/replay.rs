@@ -11,7 +11,7 @@ use std::time::Duration;
 use oclaw::engine::{Engine, EngineOptions};
 use oclaw::judge::Rules;
 use oclaw::replay::report::Tally;
-use oclaw::replay::{self, By, Options, Outcome, Overrides, Player, asked_at};
+use oclaw::replay::{self, By, Options, Outcome, Overrides, Player};
 use oclaw::table::read_turns;
 
 use crate::common::Context;
@@ -163,7 +163,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     }
     let sessions = replay::sessions(turns);
     let undated =
-        sessions.iter().flat_map(|session| &session.turns).filter(|turn| asked_at(turn).is_none());
+        sessions.iter().flat_map(|session| &session.turns).filter(|turn| turn.asked_at().is_none());
     if args.pace == Pace::Recorded
         && let undated @ 1.. = undated.count()
     {

@@ -48,12 +48,19 @@ pub(crate) fn is_run(path: &Path) -> bool {
 }
 
 impl RunFolder {
-    /// Looks at what is there. Errors on tables or records that cannot be read.
-    pub(crate) fn open(folder: &Path) -> anyhow::Result<Self> {
+    /// Looks at what is there, which may be nothing yet. Errors on tables or records
+    /// that cannot be read.
+    pub(crate) fn look(folder: &Path) -> anyhow::Result<Self> {
         let mut run = Self { stages: Vec::new(), steps: steps(folder)? };
         for (name, tables) in tables_of_run(folder)? {
             run.stages.extend(Stage::of(name, tables)?);
         }
+        Ok(run)
+    }
+
+    /// Looks at what is there. Errors if that is nothing, too.
+    pub(crate) fn open(folder: &Path) -> anyhow::Result<Self> {
+        let run = Self::look(folder)?;
         match run.stages.is_empty() && run.steps.is_empty() {
             true => {
                 let problem = format!("`{}`: neither tables nor metrics", folder.display());
@@ -79,20 +86,24 @@ pub(crate) struct Subject {
 impl Subject {
     /// Opens what is named, and metrics beside it. Nothing named is standard input.
     pub(crate) fn open(inputs: &[PathBuf], metrics: Option<&Path>) -> anyhow::Result<Self> {
-        let mut subject = match inputs {
+        let subject = match inputs {
             [folder] if is_run(folder) => Self::of_run(RunFolder::open(folder)?),
             _ if inputs.iter().any(|input| is_run(input)) => {
                 return Err(Failure::usage("the folder of a run stands alone").into());
             }
             _ => Self::of_tables(inputs.to_vec()),
         };
-        if let Some(path) = metrics {
-            let mut steps: BTreeMap<u64, Step> =
-                subject.steps.into_iter().map(|step| (step.step, step)).collect();
-            steps.extend(read_metrics(path)?.into_iter().map(|step| (step.step, step)));
-            subject.steps = steps.into_values().collect();
-        }
-        Ok(subject)
+        Ok(match metrics {
+            Some(path) => subject.and_steps(read_metrics(path)?),
+            None => subject,
+        })
+    }
+
+    /// Adds steps that a file beside it tells; they replace those of the same number.
+    pub(crate) fn and_steps(self, further: Vec<Step>) -> Self {
+        let steps = self.steps.into_iter().chain(further).map(|step| (step.step, step));
+        let steps: BTreeMap<u64, Step> = steps.collect();
+        Self { steps: steps.into_values().collect(), ..self }
     }
 
     /// Takes tables alone.

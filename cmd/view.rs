@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::common::{Context, Printing as _};
 use crate::files::Inputs;
 use crate::report::{Exit, Failure};
-use crate::visible::visible;
+use crate::visible::{shown_in, visible};
 
 /// Show the rows of a table
 ///
@@ -150,15 +150,6 @@ fn write_json(out: &mut impl Write, batch: &RecordBatch) -> io::Result<()> {
         out.write_all(b"\n")?;
     }
     Ok(())
-}
-
-/// Returns what becomes of a text: a program gets it as it is, a terminal would
-/// obey it.
-fn shown_in(terminal: bool) -> fn(String) -> String {
-    match terminal {
-        true => |text| visible(&text),
-        false => |text| text,
-    }
 }
 
 fn write_csv(

@@ -19,6 +19,15 @@ pub(crate) fn visible(text: &str) -> String {
     shown
 }
 
+/// Returns what becomes of a text: a program gets it as it is, a terminal would
+/// obey it.
+pub(crate) fn shown_in(terminal: bool) -> fn(String) -> String {
+    match terminal {
+        true => |text| visible(&text),
+        false => |text| text,
+    }
+}
+
 /// Does the same to each line of a text that is meant to have several.
 pub(crate) fn visible_lines(text: &str) -> String {
     text.split('\n').map(visible).collect::<Vec<_>>().join("\n")

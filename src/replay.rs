@@ -24,7 +24,7 @@ pub use conversation::Conversation;
 pub use jury::Jury;
 pub use player::{History, Options, Outcome, Player, Replayed};
 pub use request::{Overrides, body};
-pub use session::{Session, asked_at, sessions};
+pub use session::{Session, sessions};
 pub use trial::{Measure, Scores, Trial};
 
 /// Rules about the answer alone, for `rules` comparisons without a file.

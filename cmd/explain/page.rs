@@ -104,7 +104,7 @@ fn heading(story: &Story) -> Block {
         (None, _) => "policy not known".to_owned(),
     };
     block.line("model", format!("{}, {version}", story.model));
-    block.line("asked at", &story.created_at);
+    block.line("asked at", story.created_at.as_deref().unwrap_or("not known"));
     let reason =
         story.finish_reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
     block.line("ended", format!("{}{reason}", story.status));

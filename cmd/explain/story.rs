@@ -76,7 +76,8 @@ pub(super) struct Story {
     pub(super) session_id: String,
     pub(super) turn: u32,
     pub(super) branch: String,
-    pub(super) created_at: String,
+    /// Nothing if the log that the turn was imported from tells no time.
+    pub(super) created_at: Option<String>,
     pub(super) model: String,
     pub(super) weight_version: Option<String>,
     pub(super) weight_version_end: Option<String>,
@@ -193,7 +194,7 @@ impl Story {
             session_id: turn.session_id.clone(),
             turn: turn.turn,
             branch: turn.branch.clone(),
-            created_at: instant(turn.created_at.0),
+            created_at: turn.asked_at().map(instant),
             model: turn.model.clone(),
             weight_version: turn.weight_version.clone(),
             weight_version_end: turn.weight_version_end.clone(),

@@ -29,7 +29,7 @@ pub(super) fn run(args: &Args, context: &Context, out: &mut impl Write) -> anyho
     let mut counted = Counted::default();
     let terminal = io::stdout().is_terminal();
     loop {
-        let subject = subject(folder)?;
+        let subject = subject(folder, args.metrics.as_deref())?;
         counted.take_in(subject.richest())?;
         let look = Look { input: None, survey: counted.survey.clone() };
         match args.json {
@@ -53,12 +53,17 @@ pub(super) fn run(args: &Args, context: &Context, out: &mut impl Write) -> anyho
     }
 }
 
-/// Looks at a folder. One in which nothing is finished yet has no tables.
-fn subject(folder: &Path) -> anyhow::Result<Subject> {
-    match run_folder::is_run(folder) {
-        false => Ok(Subject::of_tables(run_folder::tables(folder)?)),
-        true => Ok(Subject::of_run(RunFolder::open(folder)?)),
-    }
+/// Looks at a folder, and at metrics beside it. Where nothing is finished yet there
+/// are no tables, and metrics that no step has been written to are none.
+fn subject(folder: &Path, metrics: Option<&Path>) -> anyhow::Result<Subject> {
+    let subject = match run_folder::is_run(folder) {
+        false => Subject::of_tables(run_folder::tables(folder)?),
+        true => Subject::of_run(RunFolder::look(folder)?),
+    };
+    Ok(match metrics.filter(|path| path.exists()) {
+        Some(path) => subject.and_steps(run_folder::read_metrics(path)?),
+        None => subject,
+    })
 }
 
 /// The shards counted so far. A finished shard never changes; if one did, or is

@@ -1,6 +1,6 @@
 //! How figures and verdicts are printed.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use comfy_table::{CellAlignment, Table};
 use oclaw::health::{self, Amount, Answer, BOUNDS, Bound, Evidence, Figure, Step, Survey};
@@ -10,7 +10,7 @@ use super::{Args, Look};
 use crate::health_lines;
 use crate::run_folder::Subject;
 use crate::view::print;
-use crate::visible::visible;
+use crate::visible::{shown_in, visible};
 
 /// Prints all looks in the format that was asked for.
 pub(super) fn looks(
@@ -20,7 +20,7 @@ pub(super) fn looks(
     looks: &[Look],
 ) -> io::Result<()> {
     if args.csv {
-        return csv(out, subject, looks);
+        return csv(out, subject, looks, shown_in(io::stdout().is_terminal()));
     }
     if args.json {
         return looks.iter().try_for_each(|look| json_line(out, subject, look));
@@ -169,12 +169,17 @@ fn grouped(survey: &Survey) -> Map<String, Value> {
     groups
 }
 
-fn csv(out: &mut impl Write, subject: &Subject, looks: &[Look]) -> io::Result<()> {
+fn csv(
+    out: &mut impl Write,
+    subject: &Subject,
+    looks: &[Look],
+    shown: fn(String) -> String,
+) -> io::Result<()> {
     let mut csv = csv::Writer::from_writer(out);
     let exact = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
     csv.write_record(["input", "group", "name", "value"])?;
     for look in looks {
-        let input = look.input.as_deref().unwrap_or("all");
+        let input = &shown(look.input.as_deref().unwrap_or("all").to_owned());
         for answer in answers(look, &subject.steps) {
             let question = answer.question.as_str();
             csv.write_record([input, "verdict", question, answer.verdict.as_str()])?;
@@ -187,7 +192,7 @@ fn csv(out: &mut impl Write, subject: &Subject, looks: &[Look]) -> io::Result<()
                 Amount::Count(count) => count.to_string(),
                 Amount::Number(value) => exact(value),
             };
-            csv.write_record([input, group, &name, &value])?;
+            csv.write_record([input, group, &shown(name), &value])?;
         }
     }
     csv.flush()
@@ -210,4 +215,24 @@ pub(super) fn bounds(out: &mut impl Write) -> io::Result<()> {
         ]);
     }
     print(out, table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_control_character_of_a_name() {
+        let looks =
+            [Look { input: Some("a\u{1b}[2J.parquet".to_owned()), survey: Survey::default() }];
+        let told = |terminal| {
+            let mut out = Vec::new();
+            csv(&mut out, &Subject::default(), &looks, shown_in(terminal)).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert!(told(false).contains("a\u{1b}[2J.parquet,verdict,"));
+        assert!(
+            told(true).contains("a\\u{1b}[2J.parquet,verdict,") && !told(true).contains('\u{1b}')
+        );
+    }
 }

@@ -3,9 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 /// The metrics of a step: a line of `oclaw train --metrics`, or the `metrics` of a
-/// policy's record. `None` is not known.
+/// policy's record. `None` is not known; without its number it is no step.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Step {
     /// Policy step that the numbers lead to.
     pub step: u64,

@@ -14,7 +14,6 @@ use crate::judge::Rules;
 use crate::trajectory::Turn;
 use crate::wire::openai::ChatRequest;
 
-use super::session::asked_at;
 use super::{Answer, By, Check, Conversation, Finding, Jury, Overrides, Session};
 use super::{compare, log_prob, request};
 
@@ -119,7 +118,7 @@ impl<'a> Player<'a> {
         let mut conversation = Conversation::default();
         let mut found = Vec::new();
         for turn in &session.turns {
-            if let (Some(speed), Some(at)) = (self.options.speed, asked_at(turn)) {
+            if let (Some(speed), Some(at)) = (self.options.speed, turn.asked_at()) {
                 let after = at.saturating_sub(began).max(0) as f64 / 1e6 / speed;
                 let due = Duration::try_from_secs_f64(after)
                     .ok()

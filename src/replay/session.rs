@@ -16,7 +16,7 @@ pub struct Session {
 impl Session {
     /// Returns when it began, in microseconds since 1970, if that was recorded.
     pub fn began(&self) -> Option<i64> {
-        self.turns.iter().find_map(asked_at)
+        self.turns.iter().find_map(Turn::asked_at)
     }
 
     /// Tells whether a turn is one of several choices of one request, which a
@@ -25,11 +25,6 @@ impl Session {
         let same = |other: &&Turn| other.request_id == turn.request_id;
         turn.choice > 0 || self.turns.iter().filter(same).count() > 1
     }
-}
-
-/// Returns when a turn was asked. An import whose log tells no time says 1970.
-pub fn asked_at(turn: &Turn) -> Option<i64> {
-    Some(turn.created_at.0).filter(|at| *at > 0)
 }
 
 /// Puts turns together to sessions, the earliest first.

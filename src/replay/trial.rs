@@ -63,6 +63,16 @@ pub struct Scores {
     pub failed: BTreeMap<String, usize>,
 }
 
+impl Scores {
+    /// Tells whether more than one in twenty of the items that can have a score were
+    /// refused: the others are then no fair choice.
+    pub fn is_refused_too_often(&self) -> bool {
+        let scored = self.of.iter().flatten().flatten().count();
+        let refused: usize = self.failed.values().sum();
+        refused * 20 > scored + refused
+    }
+}
+
 /// Why an item has no score.
 enum Missing {
     /// It cannot have one, under any policy.
@@ -184,5 +194,26 @@ fn failed(error: engine::Error) -> Missing {
     match error.is_transient() || matches!(error, engine::Error::Unsupported { .. }) {
         true => Missing::Away(error),
         false => Missing::Failed(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_a_share_of_the_items_that_fit() {
+        let scores = |scored: usize, left_out: usize, refused: usize| {
+            let of = [vec![Some(1.0); scored], vec![None; left_out + refused]];
+            let counted = |count| BTreeMap::from([("why".to_owned(), count)]);
+            Scores { of: of.to_vec(), left_out: counted(left_out), failed: counted(refused) }
+        };
+        // Items that no policy could have a score of make the share no smaller.
+        for left_out in [0, 1000] {
+            assert!(!scores(19, left_out, 1).is_refused_too_often());
+            assert!(scores(18, left_out, 1).is_refused_too_often());
+            assert!(!scores(18, left_out, 0).is_refused_too_often());
+            assert!(scores(0, left_out, 1).is_refused_too_often());
+        }
     }
 }

@@ -297,6 +297,12 @@ pub fn arrays(writers: &[Writer], turns: &[Turn]) -> Result<Vec<(FieldRef, Array
 }
 
 impl Turn {
+    /// Returns when the turn was asked, in microseconds since 1970, if that is known:
+    /// an import whose log tells no time has 0.
+    pub fn asked_at(&self) -> Option<i64> {
+        Some(self.created_at.0).filter(|at| *at > 0)
+    }
+
     /// Takes off what the teacher and the student said token by token, and why a
     /// candidate said nothing.
     pub fn clear_taught_values(&mut self) {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use oclaw::table::Format;
 use oclaw::trajectory::Turn;
+use oclaw::trajectory::turn::Micros;
 use oclaw::trajectory::words::SampleKind;
 use serde_json::Value;
 
@@ -167,6 +168,47 @@ fn text_forges_nothing_and_fits_the_page() {
         let widest = page.lines().map(|line| line.chars().count()).max().unwrap();
         assert!(widest <= width.parse().unwrap(), "{widest} of {width}\n{page}");
     }
+}
+
+#[test]
+fn the_tail_of_a_longer_prompt_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let said =
+        |number: u32| serde_json::json!({"role": "user", "content": format!("said {number}")});
+    let messages = Value::from((1..=5).map(said).collect::<Vec<_>>()).to_string();
+    table(folder.path(), Turn { messages, ..whole() });
+    for (flags, shown, before) in [
+        (&[][..], 3..=5, Some("2 messages before")),
+        (&["--tail", "1"], 5..=5, Some("4 messages before")),
+        (&["--tail", "5"], 1..=5, None),
+        (&["--tail", "9"], 1..=5, None),
+    ] {
+        let arguments = [&["kitchen-turn-1"][..], flags].concat();
+        let page = explain(folder.path(), &arguments);
+        let there: Vec<u32> =
+            (1..=5).filter(|number| page.contains(&format!("said {number}\n"))).collect();
+        assert_eq!(there, shown.clone().collect::<Vec<_>>(), "{page}");
+        assert_eq!(page.contains(" messages before"), before.is_some(), "{page}");
+        assert!(before.is_none_or(|before| page.contains(before)), "{page}");
+        let told = explain(folder.path(), &[&arguments[..], &["--json"]].concat());
+        let told: Value = serde_json::from_str(&told).unwrap();
+        assert_eq!(
+            (told["messages"].as_u64(), told["prompt"].as_array().unwrap().len()),
+            (Some(5), shown.count())
+        );
+    }
+}
+
+#[test]
+fn an_import_without_times_was_asked_nobody_knows_when() {
+    let folder = tempfile::tempdir().unwrap();
+    table(folder.path(), Turn { created_at: Micros(0), finished_at: Micros(0), ..whole() });
+    let page = explain(folder.path(), &["kitchen-turn-1"]);
+    let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("asked at not known") && !page.contains("1970"), "{page}");
+    let told: Value =
+        serde_json::from_str(&explain(folder.path(), &["kitchen-turn-1", "--json"])).unwrap();
+    assert!(told["created_at"].is_null());
 }
 
 #[test]

@@ -191,11 +191,21 @@ fn usage_and_absence_have_their_exit_codes() {
         command.args(["gate", "--suite", &suite, "--candidate", candidate, "--current", &model]);
         command.args(["--retries", "0"]).args(further).assert()
     };
-    run(&url, &[]).code(2);
+    let fails = |candidate: &str, further: &[&str], code: i32, words: &str| {
+        let failed = run(candidate, further).code(code);
+        let told = String::from_utf8(failed.get_output().stderr.clone()).unwrap();
+        assert!(told.contains(words), "not `{words}`: {told}");
+    };
+    fails(&url, &[], 2, "the candidate is a server: it has no place for the receipt");
     let folder = tempfile::tempdir().unwrap();
     let receipt = folder.path().join("receipt.json").display().to_string();
-    run(&url, &["--receipt", &receipt]).code(4);
-    run("missing", &["--receipt", &receipt]).code(1);
-    run(&url, &["--receipt", &receipt, "--by", "judge"]).code(2);
+    fails(&url, &["--receipt", &receipt], 4, "the candidate: cannot reach `http://");
+    fails("missing", &["--receipt", &receipt], 1, "cannot serve the policy `missing`");
+    fails(
+        &url,
+        &["--receipt", &receipt, "--by", "judge"],
+        2,
+        "nobody to judge\nhint: give `--judge-engine URL`",
+    );
     assert!(!folder.path().join("receipt.json").exists());
 }

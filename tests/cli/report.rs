@@ -1,10 +1,12 @@
 //! `oclaw report`: the page and its series.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use oclaw::table::Format;
 use oclaw::trajectory::Turn;
+use oclaw::trajectory::turn::Micros;
 
 use crate::forge::{STAGES, captured, finished, write};
 use crate::harness::{fixture, oclaw};
@@ -219,6 +221,15 @@ fn praise_alone_of_one_policy() {
 }
 
 #[test]
+fn an_import_without_times_has_no_part_in_the_period() {
+    let undated = Turn { created_at: Micros(0), finished_at: Micros(0), ..finished("a", 1) };
+    let page = page_of(&[undated.clone(), finished("b", 1)]);
+    assert!(page.contains("2025-11-29 13:34 UTC to 2025-11-29 13:34 UTC"), "{page}");
+    let page = page_of(&[undated]);
+    assert!(!page.contains("1970") && !page.contains(" UTC"), "{page}");
+}
+
+#[test]
 fn a_table_without_rows() {
     let page = page_of(&[]);
     assert!(page.contains("<p>0 turns · 0 sessions · 0 policy versions · 0 training steps</p>"));
@@ -229,10 +240,16 @@ fn a_table_without_rows() {
 fn words_break_only_where_a_cell_is_made_for_it() {
     let style = include_str!("../../src/report/page.css");
     // A word that may break anywhere counts as one letter wide in a table.
-    for rule in style.split('}').filter(|rule| rule.contains("overflow-wrap: anywhere")) {
-        let selector = rule.split('{').next().unwrap().trim();
-        assert!([".long", "pre"].contains(&selector), "{selector}");
-    }
+    let breaking: Vec<_> = style
+        .split('}')
+        .filter_map(|rule| {
+            let (selector, rest) = rule.split_once('{')?;
+            let (_, how) = rest.split_once("overflow-wrap:")?;
+            Some((selector.trim(), how.split(';').next()?.trim()))
+        })
+        .collect();
+    assert_eq!(breaking, [("body", "break-word"), (".long", "anywhere"), ("pre", "anywhere")]);
+    assert!(!style.contains("word-break") && !style.contains("break-all"));
     let page = page_of(&[finished("a", 1)]);
     assert_eq!(page.matches("<table>").count(), page.matches("<div class=\"wide\">").count());
 }
@@ -241,11 +258,29 @@ fn words_break_only_where_a_cell_is_made_for_it() {
 fn a_page_that_cannot_be_written_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     write(&folder.path().join("t.parquet"), Format::Parquet, &STAGES, &[finished("s", 1)]);
-    let run = oclaw()
-        .current_dir(folder.path())
-        .args(["report", "t.parquet", "-o", "none/report.html"])
-        .assert()
-        .code(1);
-    let words = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
-    assert!(words.starts_with("oclaw report: cannot write `none/report.html`"), "{words}");
+    fs::create_dir(folder.path().join("full")).unwrap();
+    let names = || {
+        let entries = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        entries.map(|name| name.into_string().unwrap()).collect::<BTreeSet<_>>()
+    };
+    let fails = |further: &[&str]| {
+        for target in ["none/report.html", "full"] {
+            let mut command = oclaw();
+            command.current_dir(folder.path()).args(["report", "t.parquet", "-o", target]);
+            let run = command.args(further).assert().code(1);
+            let words = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
+            let wanted = format!("oclaw report: cannot write `{target}`");
+            assert!(words.contains(&wanted) && !words.contains("page in"), "{words}");
+        }
+    };
+    fails(&[]);
+    assert_eq!(names(), ["full", "t.parquet"].map(str::to_owned).into());
+    // The series are written before the page, each whole.
+    fails(&["--csv", "series"]);
+    assert_eq!(names(), ["full", "series", "t.parquet"].map(str::to_owned).into());
+    for entry in fs::read_dir(folder.path().join("series")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(name.ends_with(".csv") && !name.starts_with('.'), "{name}");
+    }
+    assert_eq!(fs::read_dir(folder.path().join("full")).unwrap().count(), 0);
 }

@@ -3,13 +3,14 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 
 use oclaw::table::Format;
 use serde_json::Value;
 
 use crate::forge::{STAGES, captured, finished, write};
-use crate::harness::oclaw;
+use crate::harness::{PATIENCE, oclaw, until};
 
 fn json(arguments: &[&str], folder: &Path) -> Vec<Value> {
     let output = oclaw().current_dir(folder).arg("stats").args(arguments).assert().success();
@@ -166,33 +167,103 @@ fn an_empty_folder_is_no_run() {
     assert!(words.contains("`.`: neither tables nor metrics\nhint: a run has `turns`"), "{words}");
 }
 
+/// A running `oclaw stats --live`, whose looks are read line by line; killed if the
+/// test fails.
+struct Live {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Live {
+    fn start(folder: &Path, arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_oclaw"))
+            .args(["stats", "--live", "--json", "--every", "20ms"])
+            .args(arguments)
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let data = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in data.lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// Returns the next look.
+    fn look(&self) -> Value {
+        serde_json::from_str(&self.lines.recv_timeout(PATIENCE).unwrap()).unwrap()
+    }
+
+    /// Returns the rows that the next look counts.
+    fn rows(&self) -> u64 {
+        self.look()["figures"]["turns"]["rows"].as_u64().unwrap()
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 #[test]
 fn live_looks_until_it_is_told_to_stop() {
     let folder = tempfile::tempdir().unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_oclaw"))
-        .args(["stats", "--live", "--json", "--every", "20ms"])
-        .arg(folder.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut rows = || {
-        let told: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-        told["figures"]["turns"]["rows"].as_u64().unwrap()
-    };
-    assert_eq!(rows(), 0, "nothing is finished yet");
+    let mut live = Live::start(folder.path(), &["."]);
+    assert_eq!(live.rows(), 0, "nothing is finished yet");
     let aside = tempfile::tempdir_in(folder.path()).unwrap();
     for (name, expected) in [("a.parquet", 2), ("b.parquet", 4)] {
         shard(&aside.path().join(name), name, 2);
         fs::rename(aside.path().join(name), folder.path().join(name)).unwrap();
-        // Bounded by the test's own time; each line is one more look.
-        while rows() != expected {}
+        until("a look that counts the new shard", || live.rows() == expected);
     }
     fs::remove_file(folder.path().join("a.parquet")).unwrap();
-    while rows() != 2 {}
-    assert!(
-        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success()
-    );
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    until("a look without the shard that is gone", || live.rows() == 2);
+    let id = live.child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    let mut code = None;
+    until("its end", || {
+        code = live.child.try_wait().unwrap();
+        code.is_some()
+    });
+    assert_eq!(code.unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_fresh_run_is_waited_for_and_metrics_may_stand_beside_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("run/turns")).unwrap();
+    let live = Live::start(folder.path(), &["run", "--metrics", "m.jsonl"]);
+    let first = live.look();
+    assert_eq!((&first["step"], &first["figures"]["turns"]["rows"]), (&Value::Null, &0.into()));
+    shard(&folder.path().join("a.parquet"), "s", 2);
+    fs::rename(folder.path().join("a.parquet"), folder.path().join("run/turns/a.parquet")).unwrap();
+    until("a look that counts the shard", || live.rows() == 2);
+    fs::write(folder.path().join("m.jsonl"), METRICS).unwrap();
+    let mut told = Value::Null;
+    until("a look that has the metrics", || {
+        told = live.look();
+        told["step"]["step"] == 2
+    });
+    assert_eq!(verdicts(&told)[2], "ill");
+}
+
+#[test]
+fn a_line_without_a_step_is_no_metrics() {
+    let folder = tempfile::tempdir().unwrap();
+    shard(&folder.path().join("a.parquet"), "s", 1);
+    fs::write(folder.path().join("m.jsonl"), "{\"session_id\":\"s\",\"loss\":1.0}\n").unwrap();
+    let broken = oclaw()
+        .current_dir(folder.path())
+        .args(["stats", "a.parquet", "--metrics", "m.jsonl"])
+        .assert()
+        .code(1);
+    let words = String::from_utf8_lossy(&broken.get_output().stderr).into_owned();
+    assert!(words.contains("line 1: no metrics of a step: missing field `step`"), "{words}");
 }
