@@ -172,11 +172,9 @@ fn a_target_that_cannot_be_is_named_and_no_temporary_file() {
     }
 }
 
-/// The lines of the README's first look, and the numbers it promises. They were
-/// recorded from a run in f32; another processor may move the last digits.
-#[cfg(feature = "torch")]
 /// What `explain` tells of each turn adds up to the loss that `train` had: the two
 /// differ only by log-probs computed anew.
+#[cfg(feature = "torch")]
 #[track_caller]
 fn the_shares_of_the_turns_are_the_loss(folder: &Path, loss: f64) {
     let turns = read_turns(&[folder.join("batch.parquet")]).unwrap();
@@ -199,26 +197,68 @@ fn the_shares_of_the_turns_are_the_loss(folder: &Path, loss: f64) {
     assert!((sum - loss).abs() < 1e-3, "{sum}, not {loss}");
 }
 
+/// Returns the commands of the README's first look, one text, and the words after
+/// them that tell what a reader can check.
+#[cfg(feature = "torch")]
+fn first_look() -> (String, String) {
+    let readme = std::fs::read_to_string(crate::harness::root().join("README.md")).unwrap();
+    let (_, part) = readme.split_once("## A first look without a download").unwrap();
+    let (_, part) = part.split_once("```sh\n").unwrap();
+    let (commands, rest) = part.split_once("```").unwrap();
+    let (promises, _) = rest.split_once("\n## ").unwrap();
+    (commands.to_owned(), promises.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// The lines of the README's first look as they stand there, and the numbers it
+/// promises. They were recorded from a run in f32; another processor may move the
+/// last digits.
 #[cfg(feature = "torch")]
 #[test]
 fn the_readme_holds_on_the_recorded_session() {
     let folder = tempfile::tempdir().unwrap();
-    let script = format!(
-        r#"
-        fixtures="{}"
-        "$oclaw" lint "$fixtures/sessions/tiny.parquet"
-        "$oclaw" judge "$fixtures/sessions/tiny.parquet" --rules | "$oclaw" hint --from-feedback \
-          | "$oclaw" teacher-lp --no-cache --model "$fixtures/models/tiny-qwen3" \
-          | "$oclaw" advantage -o batch.parquet
-        "$oclaw" train batch.parquet --model "$fixtures/models/tiny-qwen3" --estimator combine \
-          --out policy --metrics metrics.jsonl
-        "#,
-        crate::harness::fixture("").display()
-    );
+    let (commands, promises) = first_look();
+    for figure in [
+        "`lint` prints `21 rows, 0 findings`",
+        "judge 15 turns, 8 as +1 and 7 as -1",
+        "leave 6 alone",
+        "6 turns get the user's own correction as their hint",
+        "the 552 trainable tokens has mean -2.3876 and std 5.3882",
+        "trains 15 turns with loss 2.1166 and gradient norm 24.1486",
+        "by less than 0.0001 on average",
+    ] {
+        assert!(promises.contains(figure), "not `{figure}`: {promises}");
+    }
+    assert_eq!(commands.matches("oclaw view ").count(), 2, "{commands}");
+    // In a folder of the test's own, with no answers of other runs, and with the
+    // numbers of the step where they can be read.
+    std::os::unix::fs::symlink(crate::harness::fixture(""), folder.path().join("fixtures"))
+        .unwrap();
+    let changed = [
+        ("/tmp/", ""),
+        ("oclaw teacher-lp", "oclaw teacher-lp --no-cache"),
+        ("oclaw train", "oclaw train --metrics metrics.jsonl"),
+    ];
+    let mut script = format!("set -e\noclaw() {{ \"$oclaw\" \"$@\"; }}\n{commands}");
+    for (written, run) in changed {
+        assert!(script.contains(written), "{written}: {script}");
+        script = script.replace(written, run);
+    }
     let output = sh(folder.path(), &script);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let talk = text(&output.stderr) + &text(&output.stdout);
-    assert!(talk.contains("21 rows, 0 findings"), "{talk}");
+    let told = text(&output.stdout);
+    assert!(told.contains("21 rows, 0 findings"), "{told}");
+    // What `view` shows: five rows of all columns, five of those asked for.
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let tables: Vec<_> =
+        told.lines().map(words).filter(|words| words.iter().any(|word| word == "turn")).collect();
+    assert_eq!(tables.len(), 2, "{told}");
+    assert!(
+        ["session", "status", "asked", "answered"]
+            .iter()
+            .all(|head| tables[0].contains(&(*head).to_owned()))
+    );
+    assert_eq!(tables[1], ["session_id", "turn", "score", "sample_kind", "reward"], "{told}");
+    assert_eq!(told.lines().count(), 2 * 6 + 1, "{told}");
 
     let turns = read_turns(&[folder.path().join("batch.parquet")]).unwrap();
     let scored = |score: f32| turns.iter().filter(|turn| turn.score == Some(score)).count();

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::forge::{finished, write};
 use crate::harness::fake_engine::{FakeEngine, Reply};
-use crate::harness::{models, oclaw};
+use crate::harness::{fixture_models as models, oclaw};
 
 /// Runs each command against a server; returns its exit code and words.
 fn every_command(folder: &Path, engine: &str) -> Vec<(&'static str, Option<i32>, String)> {

@@ -160,7 +160,7 @@ fn an_embedded_engine_keeps_its_answers() {
         let output = bench.path(name);
         let run = oclaw_keeping(bench.folder.path())
             .args(["judge", "--votes", "1", "--max-tokens", "4", "--model"])
-            .arg(crate::harness::models().join("tiny-qwen3"))
+            .arg(crate::harness::fixture_models().join("tiny-qwen3"))
             .arg("-o")
             .args([&output, &bench.input])
             .assert()

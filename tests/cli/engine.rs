@@ -14,7 +14,7 @@ mod with_torch {
     use std::net::{TcpListener, TcpStream};
     use std::process::{Child, ChildStderr, Command, Stdio};
 
-    use crate::harness::{fixture_models as models, oclaw};
+    use crate::harness::{PATIENCE, fixture_models as models, oclaw};
 
     fn refused(args: &[&str], code: i32) -> String {
         let model = models().join("tiny-qwen3");
@@ -50,12 +50,15 @@ mod with_torch {
     }
 
     impl Engine {
+        /// Starts it; it has nothing to say but that it is ready.
         fn start() -> Self {
-            Self::with(&models().join("tiny-qwen3")).0
+            let (engine, said) = Self::start_saying(&models().join("tiny-qwen3"));
+            assert_eq!(said, "");
+            engine
         }
 
         /// Starts it on a folder; returns what it said before it was ready, too.
-        fn with(model: &std::path::Path) -> (Self, String) {
+        fn start_saying(model: &std::path::Path) -> (Self, String) {
             let mut command = Command::new(env!("CARGO_BIN_EXE_oclaw"));
             command.args(["engine", "--listen", "127.0.0.1:0", "--model"]);
             command.arg(model).stderr(Stdio::piped()).stdout(Stdio::piped());
@@ -75,6 +78,7 @@ mod with_torch {
 
         fn post(&self, path: &str, body: &str) -> TcpStream {
             let mut stream = TcpStream::connect(&self.address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
             let head = format!(
                 "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
                 body.len()
@@ -100,7 +104,7 @@ mod with_torch {
         for (penalty, warned) in [("1.0", false), ("1.1", true)] {
             let settings = format!(r#"{{"repetition_penalty": {penalty}}}"#);
             std::fs::write(folder.path().join("generation_config.json"), settings).unwrap();
-            let (_engine, said) = Engine::with(folder.path());
+            let (_engine, said) = Engine::start_saying(folder.path());
             assert_eq!(said.contains("wants a repetition penalty"), warned, "{said}");
         }
     }

@@ -229,7 +229,7 @@ fn the_embedded_engine_is_asked() {
     let (input, output) = (table(folder.path()), folder.path().join("judged.parquet"));
     oclaw()
         .args(["judge", "--votes", "1", "--max-tokens", "4", "--model"])
-        .arg(crate::harness::models().join("tiny-qwen3"))
+        .arg(crate::harness::fixture_models().join("tiny-qwen3"))
         .arg("-o")
         .args([&output, &input])
         .assert()

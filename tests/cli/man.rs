@@ -39,11 +39,17 @@ fn a_page_teaches_usage_options_settings_and_exit_codes() {
 
 #[test]
 fn completions_know_every_command() {
+    let pages = names(&root().join("man"));
+    let named = |page: &String| Some(page.strip_prefix("oclaw-")?.strip_suffix(".1")?.to_owned());
+    let commands: Vec<String> = pages.iter().filter_map(named).collect();
+    assert_eq!(commands.len(), pages.len() - 1, "all but oclaw.1");
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = oclaw().args(["completions", shell]).assert().success().get_output().clone();
         let script = String::from_utf8(output.stdout).unwrap();
-        for command in ["serve", "sync-weights", "completions"] {
-            assert!(script.contains(command), "{command} is not in the {shell} script");
+        let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
+        let words: BTreeSet<&str> = script.split(|letter| !is_part(letter)).collect();
+        for command in &commands {
+            assert!(words.contains(command.as_str()), "{command} is not in the {shell} script");
         }
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::judge::{says, table};
 use crate::harness::fake_engine::{FakeEngine, Reply};
-use crate::harness::{fixture, oclaw, oclaw_keeping};
+use crate::harness::{fixture, oclaw, oclaw_keeping, until};
 
 fn stage(folder: &Path, arguments: &[&str]) {
     oclaw().current_dir(folder).args(arguments).assert().success();
@@ -118,9 +118,7 @@ fn kept_answers_do_while_the_engine_is_away() {
     };
     judge("judged.parquet", &[]).success();
     drop(fake);
-    while std::net::TcpStream::connect(address).is_ok() {
-        std::thread::yield_now();
-    }
+    until("its port is closed", || std::net::TcpStream::connect(address).is_err());
     let again = judge("again.parquet", &[]).success();
     let told = String::from_utf8(again.get_output().stderr.clone()).unwrap();
     assert!(told.contains("only answers kept of `scripted`, met there before, are used"), "{told}");
@@ -160,7 +158,11 @@ fn what_cannot_be_made_again_is_told() {
         "{what}"
     );
     std::fs::remove_file(&path).unwrap();
-    replay(folder.path(), &[]).code(1);
+    let none = replay(folder.path(), &[]).code(1);
+    let told = String::from_utf8(none.get_output().stderr.clone()).unwrap();
+    assert!(told.contains("no stage output with its command line in `.`"), "{told}");
     replay(folder.path(), &["--output-format", "junit"]).code(2);
-    replay(folder.path(), &["--engine", &url]).code(2);
+    let both = replay(folder.path(), &["--engine", &url]).code(2);
+    let told = String::from_utf8(both.get_output().stderr.clone()).unwrap();
+    assert!(told.contains("'--stages <RUN>' cannot be used with '--engine <URL>'"), "{told}");
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::harness::fake_upstream::{
     FakeUpstream, Gate, Seen, Speaks, Step, done, event, json as whole, stream_head,
 };
-use crate::harness::oclaw;
+use crate::harness::{PATIENCE, fixture_models as models, oclaw, until};
 
 /// A running `oclaw serve`.
 struct Serve {
@@ -24,7 +24,15 @@ struct Serve {
 }
 
 impl Serve {
+    /// Starts it; it has nothing to say but that it is ready.
     fn start(spool: &Path, arguments: &[&str]) -> Self {
+        let (serve, said) = Self::start_saying(spool, arguments);
+        assert_eq!(said, "", "{arguments:?}");
+        serve
+    }
+
+    /// Starts it; returns what it said before it was ready, too.
+    fn start_saying(spool: &Path, arguments: &[&str]) -> (Self, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_oclaw"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("OCLAW_") {
@@ -34,7 +42,6 @@ impl Serve {
         command.args(["serve", "--listen", "127.0.0.1:0", "--spool"]).arg(spool).args(arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut talk = BufReader::new(child.stderr.take().unwrap());
-        // Warnings about a damaged journal may come first.
         let mut said = String::new();
         let address = loop {
             let mut line = String::new();
@@ -44,7 +51,7 @@ impl Serve {
             }
             said.push_str(&line);
         };
-        Self { child, talk, address }
+        (Self { child, talk, address }, said)
     }
 
     fn signal(&self, name: &str) {
@@ -71,6 +78,7 @@ impl Serve {
     fn connect(&self, body: &Value, headers: &str) -> TcpStream {
         let body = body.to_string();
         let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let length = body.len();
         let request = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\nconnection: close\r\n{headers}\r\n{body}"
@@ -128,7 +136,8 @@ fn a_kill_at_any_moment_loses_no_answered_turn_and_doubles_none() {
     let mut sent = BTreeSet::new();
     for round in 0..6 {
         // Small shards, so that some kills fall while one is written.
-        let serve = Serve::start(
+        // The journal of a killed one may be damaged, which is said.
+        let (serve, _) = Serve::start_saying(
             &spool,
             &[
                 "--engine",
@@ -173,7 +182,8 @@ fn a_kill_at_any_moment_loses_no_answered_turn_and_doubles_none() {
         });
         drop(serve);
     }
-    let (code, words) = Serve::start(&spool, &["--engine", &url, "--flush-open"]).stop();
+    let (serve, _) = Serve::start_saying(&spool, &["--engine", &url, "--flush-open"]);
+    let (code, words) = serve.stop();
     assert_eq!(code, Some(0), "{words}");
     let found: Vec<_> = rows(&spool)
         .into_iter()
@@ -220,6 +230,7 @@ fn the_first_signal_drains_and_tells_what_was_captured() {
     let mut seen = String::new();
     while !seen.contains("slow") {
         let count = stream.read(&mut text).unwrap();
+        assert!(count > 0, "the stream ended early: {seen}");
         seen.push_str(&String::from_utf8_lossy(&text[..count]));
     }
     serve.signal("TERM");
@@ -253,12 +264,7 @@ fn idle_sessions_become_rows_while_it_runs() {
         &["--engine", &upstream.url(), "--session-idle", "10ms", "--shard-age", "1ms"],
     );
     serve.chat(&ask("hi"), "");
-    // Bounded: the shard's name appears or the test is over.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while rows(folder.path()).is_empty() {
-        assert!(std::time::Instant::now() < deadline, "no shard");
-        std::thread::yield_now();
-    }
+    until("a shard", || !rows(folder.path()).is_empty());
     assert_eq!(rows(folder.path())[0].next_state_kind, NextStateKind::None);
     let (code, words) = serve.stop();
     assert_eq!(code, Some(0), "{words}");
@@ -342,7 +348,7 @@ fn bad_starts_name_the_thing() {
 #[test]
 fn a_model_inside_the_process_is_captured_exactly() {
     let folder = tempfile::tempdir().unwrap();
-    let model = crate::harness::models().join("tiny-qwen3").display().to_string();
+    let model = models().join("tiny-qwen3").display().to_string();
     let serve = Serve::start(folder.path(), &["--model", &model]);
     let first = json!({"model": "tiny", "max_tokens": 12, "temperature": 0.7, "seed": 1, "messages": [{"role": "user", "content": "hi"}]});
     let answer = serve.chat(&first, "x-session-id: s\r\n");
@@ -391,7 +397,7 @@ fn a_model_inside_the_process_is_captured_exactly() {
 #[test]
 fn shards_name_the_tokenizer_that_the_server_names() {
     use crate::harness::fake_engine::{FakeEngine, Reply};
-    let own = crate::harness::models().join("tiny-qwen3");
+    let own = models().join("tiny-qwen3");
     let hash = oclaw::template::Tokenizer::hash_of(&own).unwrap();
     let own = own.display().to_string();
     for (info, expected) in [
@@ -421,7 +427,7 @@ fn shards_name_the_tokenizer_that_the_server_names() {
 /// The shards say which tokenizer made their ids; stages with another refuse.
 #[cfg(feature = "torch")]
 fn refused_for_another_model(spool: &Path) {
-    let models = crate::harness::models();
+    let models = models();
     let own = models.join("tiny-qwen3");
     let aside = tempfile::tempdir().unwrap();
     let other = aside.path().join("other");

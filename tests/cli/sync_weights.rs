@@ -65,9 +65,14 @@ fn failures_have_their_exit_codes() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let away = sync(folder.path(), &["--engine", &format!("http://{free}")]).code(4);
     assert!(stderr(&away).contains(&format!("cannot reach `http://{free}/model_info`")));
-    sync(folder.path(), &["--engine", "localhost:1"]).code(2);
-    sync(folder.path(), &[]).code(2);
-    sync(folder.path(), &["--engine", &url, "--version", " "]).code(2);
+    for (further, words) in [
+        (&["--engine", "localhost:1"][..], "not a server's address: `localhost:1`"),
+        (&[], "required arguments were not provided:\n  --engine <URL>"),
+        (&["--engine", &url, "--version", " "], "` ` is no version\nhint: give it by `--version`"),
+    ] {
+        let misused = sync(folder.path(), further).code(2);
+        assert!(stderr(&misused).contains(words), "{further:?}: {}", stderr(&misused));
+    }
     std::fs::remove_file(folder.path().join("step-000007/config.json")).unwrap();
     let broken = sync(folder.path(), &["--engine", &url]).code(1);
     assert!(stderr(&broken).contains("it has no `config.json`"), "{}", stderr(&broken));
@@ -160,8 +165,14 @@ fn withdrawn_policies_are_passed_over_and_a_text_latest_stays_one() {
     sync(folder.path(), &["--engine", &fake.url(), "--rollback"]).success();
     let text = std::fs::read_to_string(folder.path().join("latest")).unwrap();
     assert_eq!((text.as_str(), fake.version().as_deref()), ("step-000002\n", Some("2")));
-    sync(folder.path(), &["--engine", &fake.url(), "--rollback", "--require-gate"]).code(2);
-    sync(folder.path(), &["--engine", &fake.url(), "--receipt", "r.json"]).code(2);
+    for (further, words) in [
+        (&["--rollback", "--require-gate"], "'--rollback' cannot be used with '--require-gate'"),
+        (&["--receipt", "r.json"], "required arguments were not provided:\n  --require-gate"),
+    ] {
+        let url = fake.url();
+        let misused = sync(folder.path(), &[&["--engine", &url], &further[..]].concat()).code(2);
+        assert!(stderr(&misused).contains(words), "{further:?}: {}", stderr(&misused));
+    }
     let named = oclaw()
         .current_dir(folder.path())
         .args(["sync-weights", "step-000007", "--rollback", "--engine", &fake.url()])

@@ -25,7 +25,7 @@ use oclaw::template::{enhanced_messages, flatten_content, normalize_messages, st
 use serde_json::{Value, json};
 
 use super::plain;
-use crate::harness::golden_json;
+use crate::harness::{golden_json, skip};
 
 #[test]
 fn every_case_of_every_function() {
@@ -53,7 +53,7 @@ fn every_case_of_every_function() {
             "post_process_rewards" if name.ends_with("(grpo)") => samples::groups(input, output),
             // Together below.
             "compute_teacher_log_probs" | "compute_teacher_topk_logprobs" => {}
-            _ => println!("skipped: unknown function {name}"),
+            _ => skip(&format!("unknown function {name}")),
         }
     }
     teacher_log_probs(cases.iter().filter(|case| named(case, "compute_teacher_log_probs")));

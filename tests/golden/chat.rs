@@ -8,7 +8,7 @@
 use oclaw::template::{Chat, Rendering};
 use serde_json::{Map, Value};
 
-use crate::harness::{models, recorded_models};
+use crate::harness::{list, models, recorded_models, skip_model};
 
 struct Subject {
     name: String,
@@ -16,12 +16,11 @@ struct Subject {
     recorded: Value,
 }
 
-#[expect(clippy::print_stdout, reason = "what is skipped is said")]
 fn subjects() -> Vec<Subject> {
     let subject = |(name, recorded): (String, Value)| {
         let folder = models().join(&name);
         if !folder.join("tokenizer.json").is_file() {
-            println!("{name}: skipped: no tokenizer");
+            skip_model(&format!("no tokenizer of {name}"));
             return None;
         }
         Some(Subject { chat: Chat::load(&folder).unwrap(), name, recorded })
@@ -61,7 +60,7 @@ fn holds_respelt_arguments(messages: &[Value], chat: &Chat, rendering: &Renderin
 #[test]
 fn rendered_byte_for_byte() {
     for Subject { name, chat, recorded } in subjects() {
-        for case in recorded["chat"].as_array().into_iter().flatten() {
+        for case in list(&recorded, "chat") {
             let messages = case["messages"].as_array().unwrap();
             let options = options(case);
             let rendering = Rendering {
@@ -90,7 +89,7 @@ fn rendered_byte_for_byte() {
 fn chat_ids_and_back() {
     for Subject { name, chat, recorded } in subjects() {
         let tokenizer = &chat.tokenizer;
-        for case in recorded["chat"].as_array().into_iter().flatten() {
+        for case in list(&recorded, "chat") {
             let rendered = case["rendered"].as_str().unwrap();
             let expected = ids(&case["ids"]);
             assert_eq!(tokenizer.encode(rendered).unwrap(), expected, "{name}: {}", case["name"]);
@@ -104,7 +103,7 @@ fn chat_ids_and_back() {
                 assert_eq!(streamed, case[key], "{name}: {} {key} streamed", case["name"]);
             }
         }
-        for case in recorded["encode"].as_array().into_iter().flatten() {
+        for case in list(&recorded, "encode") {
             let text = case["text"].as_str().unwrap();
             assert_eq!(tokenizer.encode(text).unwrap(), ids(&case["ids"]), "{name}: {text:?}");
         }
@@ -119,7 +118,7 @@ fn prompt_ids_equal_unless_control_tokens_were_typed() {
             .map(|id| chat.tokenizer.token_of(id).unwrap())
             .collect();
         let typed = |text: &str| specials.iter().any(|special| text.contains(special.as_str()));
-        for case in recorded["chat"].as_array().into_iter().flatten() {
+        for case in list(&recorded, "chat") {
             let messages = case["messages"].as_array().unwrap();
             let options = options(case);
             let rendering = Rendering {

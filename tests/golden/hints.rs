@@ -19,7 +19,7 @@ use oclaw::trajectory::words::SampleKind;
 use serde_json::{Value, json};
 
 use crate::forge::captured;
-use crate::harness::golden_json;
+use crate::harness::{golden_json, list, skip};
 
 use super::plain;
 
@@ -29,13 +29,13 @@ const MOST: usize = 3;
 #[test]
 fn golden_hint_cases() {
     let Some(file) = golden_json("hybrid/cases.json") else { return };
-    for case in file["hint_cases"].as_array().into_iter().flatten() {
+    for case in list(&file, "hint_cases") {
         let (input, output) = (&case["input"], &case["output"]);
         match case["fn"].as_str().unwrap() {
             "prepare_hints" => prepare_hints(input, output),
             "prepare_hints_from_judge_text" => prepare_from_text(input, output),
             "dispatch" => dispatch(input, output),
-            other => println!("skipped: unknown function {other}"),
+            other => skip(&format!("unknown function {other}")),
         }
     }
 }
@@ -78,13 +78,33 @@ fn prepare_hints(input: &Value, output: &Value) {
     check(selected(&input["votes"]), input, output);
 }
 
-fn prepare_from_text(input: &Value, output: &Value) {
+/// The recorded cases have no thinking and no quotes.
+#[test]
+fn golden_hints_of_thinking_are_none() {
+    let input = json!({"replies": [
+        "<think>[HINT_START]Not this one.[HINT_END]\\boxed{-1}</think>\\boxed{1}[HINT_START]Say it in a line.[HINT_END]",
+        "\\boxed{-1}\n> \\boxed{1}[HINT_START]Only quoted.[HINT_END]",
+        "<think>\\boxed{1}</think>",
+        "__raise__",
+    ]});
+    let found = gathered(&input);
+    assert_eq!(found.votes, Some(vec![Some(1), Some(-1), None, None]));
+    assert_eq!(found.hints, Some(vec!["Say it in a line.".to_owned()]));
+    // Held against the plain reading too, as a recorded case would be.
+    prepare_from_text(&input, &Value::Null);
+}
+
+fn gathered(input: &Value) -> hint::Found {
     let replies = input["replies"].as_array().unwrap().iter().map(|text| text.as_str().unwrap());
     let reply = |text: &str| match text {
         "__raise__" => Err(Fault::failed("refused")),
         text => Ok(Reply { text: text.to_owned(), finish_reason: Some("stop".to_owned()) }),
     };
-    let found = hint::gather(replies.map(reply).collect(), Keep::All, usize::MAX);
+    hint::gather(replies.map(reply).collect(), Keep::All, usize::MAX)
+}
+
+fn prepare_from_text(input: &Value, output: &Value) {
+    let found = gathered(input);
     // Thinking and quotes are read otherwise on purpose: the plain reading tells.
     let texts = || input["replies"].as_array().unwrap().iter().map(|text| text.as_str().unwrap());
     if texts().any(plain::differs) {

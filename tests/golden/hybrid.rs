@@ -354,7 +354,9 @@ fn golden_hybrid_batches() {
     let Some(file) = golden_json("hybrid/cases.json") else { return };
     let Some(tensors) = golden_file("hybrid/tensors.safetensors") else { return };
     let tensors = Tensors::read(&tensors);
-    for (name, facts) in file["batches"].as_object().unwrap() {
+    let batches = file["batches"].as_object().unwrap();
+    assert!(!batches.is_empty());
+    for (name, facts) in batches {
         let batch = Batch::read(&tensors, name, facts);
         let mut row = 0;
         for (sample, candidates) in batch.candidates().iter().enumerate() {

@@ -12,7 +12,7 @@ use secrecy::SecretString;
 use serde_json::{Value, json};
 
 use crate::harness::fixture_models as models;
-use crate::harness::{has_weights, recorded_models};
+use crate::harness::{golden_is_own, has_weights, list, recorded_models, skip_model};
 
 async fn tiny() -> Running {
     start(Options::new(models().join("tiny-qwen3"))).await.unwrap()
@@ -82,7 +82,11 @@ fn ids(value: &Value) -> Vec<i64> {
 #[tokio::test]
 async fn greedy_ids_and_log_probs_are_the_golden_ones() {
     install_tls();
+    let mut compared = 0;
     for (name, recorded) in recorded_models() {
+        let is_tiny = name.starts_with("tiny-");
+        // Elsewhere the figure of `golden/README.md`; the tiny models are nearer.
+        let tolerance = if is_tiny { 1e-4 } else { 2e-4 };
         let folder = crate::harness::models().join(&name);
         // The large model is checked where it is fetched: `scripts/golden-smollm2.sh`.
         if !has_weights(&folder) {
@@ -91,7 +95,7 @@ async fn greedy_ids_and_log_probs_are_the_golden_ones() {
         let mut options = Options::new(folder);
         options.dtype = Some(Dtype::F32);
         let running = start(options).await.unwrap();
-        for case in recorded["greedy"].as_array().into_iter().flatten() {
+        for case in list(&recorded, "greedy") {
             let expected = ids(&case["output_ids"]);
             let body = json!({
                 "input_ids": case["prompt_ids"], "return_logprob": true,
@@ -99,18 +103,27 @@ async fn greedy_ids_and_log_probs_are_the_golden_ones() {
             });
             let answer = good(&running, "/generate", body).await;
             // From a near tie on, either continuation is right.
-            let margins = case["top2_logit_margin"].as_array().into_iter().flatten();
-            let near = |margin: &serde_json::Value| margin.as_f64().is_some_and(|it| it < 5e-3);
-            let sure = margins.take_while(|margin| !near(margin)).count();
-            assert_eq!(ids(&answer["output_ids"])[..sure], expected[..sure], "{name}");
+            let near = |margin: &Value| margin.as_f64().is_some_and(|margin| margin < 5e-3);
+            let margins = case["top2_logit_margin"].as_array();
+            let tie = margins.and_then(|margins| margins.iter().position(near));
+            let sure = tie.unwrap_or(expected.len());
+            assert!(!(is_tiny && golden_is_own()) || sure == expected.len(), "{name}: {sure}");
+            let output = ids(&answer["output_ids"]);
             let entries = answer["meta_info"]["output_token_logprobs"].as_array().unwrap();
-            let log_probs = case["log_probs"].as_array().unwrap().iter().take(sure);
-            for (entry, log_prob) in entries.iter().zip(log_probs) {
+            let log_probs = case["log_probs"].as_array().unwrap();
+            let lengths = [output.len(), entries.len(), log_probs.len()];
+            assert_eq!(lengths, [expected.len(); 3], "{name}");
+            assert_eq!(output[..sure], expected[..sure], "{name}");
+            for (entry, log_prob) in entries.iter().zip(log_probs).take(sure) {
                 let apart = (entry[0].as_f64().unwrap() - log_prob.as_f64().unwrap()).abs();
-                assert!(apart < 2e-4, "{name}: {entry} {log_prob}");
+                assert!(apart < tolerance, "{name}: {entry} {log_prob}");
+                compared += 1;
             }
         }
         running.shutdown().await;
+    }
+    if compared == 0 {
+        skip_model("no recorded greedy token of a model with weights");
     }
 }
 

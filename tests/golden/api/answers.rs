@@ -9,6 +9,24 @@ use oclaw::wire::openai::ChatRequest;
 use serde_json::{Value, json};
 
 use crate::forge::captured;
+use crate::harness::skip;
+
+/// Reads the log-probs of a choice's tokens from a whole answer, and why they are
+/// not for training.
+fn read_log_probs(input: &Value) -> (Option<Vec<Option<f32>>>, Option<&'static str>) {
+    let entries = input["choice"]["logprobs"]["content"].as_array().map_or(0, Vec::len);
+    let mut choice = input["choice"].clone();
+    choice["message"] = json!({"role": "assistant", "content": "a"});
+    choice["finish_reason"] = json!("stop");
+    choice["prompt_token_ids"] = json!([1]);
+    choice["response_token_ids"] = (0..entries.max(1)).collect::<Vec<_>>().into();
+    let body = br#"{"model":"m","messages":[{"role":"user","content":"q"}]}"#;
+    let request = ChatRequest::read(body).unwrap();
+    let prepared = prepare(body, &request, Dialect::Sglang);
+    let answer = read_answer(json!({"choices": [choice]}).to_string().as_bytes(), &prepared);
+    let found = &answer.captured[0];
+    (found.log_probs.clone(), found.untrainable_reason)
+}
 
 /// Reads a choice's log-probs from a whole answer.
 ///
@@ -17,33 +35,38 @@ use crate::forge::captured;
 /// slot if it is the last token's, which some servers leave out, and otherwise the
 /// whole list is not known and the row says why; so with one above 0.
 pub(super) fn extract_log_probs(input: &Value, output: &Value) {
-    let entries = input["choice"]["logprobs"]["content"].as_array().cloned().unwrap_or_default();
-    let mut choice = input["choice"].clone();
-    choice["message"] = json!({"role": "assistant", "content": "a"});
-    choice["finish_reason"] = json!("stop");
-    choice["prompt_token_ids"] = json!([1]);
-    choice["response_token_ids"] = (0..entries.len().max(1)).collect::<Vec<_>>().into();
-    let body = br#"{"model":"m","messages":[{"role":"user","content":"q"}]}"#;
-    let request = ChatRequest::read(body).unwrap();
-    let prepared = prepare(body, &request, Dialect::Sglang);
-    let answer = read_answer(json!({"choices": [choice]}).to_string().as_bytes(), &prepared);
-    let found = &answer.captured[0];
-    let values: Vec<_> = entries.iter().map(|entry| entry["logprob"].as_f64()).collect();
+    let entries = input["choice"]["logprobs"]["content"].as_array();
+    let values: Vec<_> =
+        entries.into_iter().flatten().map(|entry| entry["logprob"].as_f64()).collect();
+    let (log_probs, reason) = read_log_probs(input);
     let (last, before) = values.split_last().map_or((None, &[][..]), |(last, rest)| (*last, rest));
     let sound = |value: f64| value <= 1e-3;
     if values.is_empty() {
         assert_eq!(output, &json!([]), "{input}");
-        assert_eq!((&found.log_probs, found.untrainable_reason), (&None, Some("no_log_probs")));
+        assert_eq!((log_probs, reason), (None, Some("no_log_probs")), "{input}");
     } else if last.is_none_or(sound) && before.iter().all(|value| value.is_some_and(sound)) {
-        let found: Vec<_> = found.log_probs.iter().flatten().copied().collect();
-        let wanted: Vec<_> = values.iter().map(|value| value.map(|value| value as f32)).collect();
-        assert_eq!(found, wanted, "{input}");
+        let wanted = values.iter().map(|value| value.map(|value| value as f32)).collect();
+        assert_eq!(log_probs, Some(wanted), "{input}");
         let recorded = output.as_array().unwrap().iter().map(|value| value.as_f64().unwrap());
         let told = values.iter().map(|value| value.unwrap_or(0.0));
         assert!(last.is_none() || recorded.eq(told), "{input}");
     } else {
-        assert_eq!(found.log_probs, None, "{input}");
-        assert_eq!(found.untrainable_reason, Some("log_probs_misaligned"), "{input}");
+        assert_eq!((log_probs, reason), (None, Some("log_probs_misaligned")), "{input}");
+    }
+}
+
+/// The recorded cases have no sound answer and no gap at the end alone.
+#[test]
+fn golden_log_probs_may_lack_the_last_alone() {
+    let entry = |value: f64| json!({"token": "a", "logprob": value});
+    let gap = json!({"token": "b"});
+    for (content, last, recorded) in [
+        ([entry(-0.5), entry(-2.0)], Some(-2.0), [-0.5, -2.0]),
+        ([entry(-0.5), gap], None, [-0.5, 0.0]),
+    ] {
+        let input = json!({"choice": {"logprobs": {"content": content}}});
+        assert_eq!(read_log_probs(&input), (Some(vec![Some(-0.5), last]), None), "{input}");
+        extract_log_probs(&input, &json!(recorded));
     }
 }
 
@@ -55,7 +78,6 @@ fn bare(text: &str) -> String {
 /// Deliberate difference: the prompts are our own, so lengths and hashes are not
 /// compared. They are for the same roles and hold the answer, what came next, and
 /// who said it.
-#[expect(clippy::print_stdout, reason = "what is skipped is said")]
 pub(super) fn judge_prompt(input: &Value, output: &Value) {
     let text = |key: &str| input[key].as_str().unwrap_or_default();
     let (answer, next, role) = (text("response_text"), text("next_state_text"), text("role"));
@@ -74,8 +96,7 @@ pub(super) fn judge_prompt(input: &Value, output: &Value) {
         "hint_judge" => hint::ask(hint::PROMPT, &exchange),
         "prm_eval" | "rl_prm" => judge::ask(judge::PROMPT, &exchange),
         other => {
-            println!("skipped: unknown prompt {other}");
-            return;
+            return skip(&format!("unknown prompt {other}"));
         }
     };
     let roles = |list: &[Value]| list.iter().map(|one| one["role"].clone()).collect::<Vec<_>>();
