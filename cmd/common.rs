@@ -3,8 +3,8 @@
 
 use std::future::Future;
 use std::io::{IsTerminal, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context as _;
 use clap::{ArgAction, FromArgMatches};
@@ -52,9 +52,15 @@ pub(crate) struct Context {
     /// How much to log.
     pub(crate) verbose: u8,
     runtime: Runtime,
+    /// The configuration file, if there is one.
+    pub(crate) config: Option<std::path::PathBuf>,
     draining: Arc<AtomicBool>,
     interrupted: watch::Receiver<bool>,
+    last_act: LastAct,
 }
+
+/// What is done before the second signal ends the process.
+type LastAct = Arc<Mutex<Option<Box<dyn Fn() + Send>>>>;
 
 impl Context {
     /// Runs a future to its end.
@@ -68,6 +74,13 @@ impl Context {
     pub(crate) fn drain_on_signal(&self) -> watch::Receiver<bool> {
         self.draining.store(true, Ordering::SeqCst);
         self.interrupted.clone()
+    }
+
+    /// Says what to do before the second signal ends the process.
+    pub(crate) fn at_the_second_signal(&self, act: impl Fn() + Send + 'static) {
+        if let Ok(mut last_act) = self.last_act.lock() {
+            *last_act = Some(Box::new(act));
+        }
     }
 
     /// Prints a line of talk on stderr, unless `--quiet`.
@@ -131,7 +144,8 @@ fn context(command: String, flags: &Shared) -> anyhow::Result<Context> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let draining = Arc::new(AtomicBool::new(false));
     let (sender, interrupted) = watch::channel(false);
-    runtime.spawn(watch_signals(draining.clone(), sender));
+    let last_act = LastAct::default();
+    runtime.spawn(watch_signals(draining.clone(), sender, last_act.clone()));
     Ok(Context {
         command,
         seed: flags.seed,
@@ -139,12 +153,14 @@ fn context(command: String, flags: &Shared) -> anyhow::Result<Context> {
         quiet: flags.quiet,
         verbose: flags.verbose,
         runtime,
+        config: flags.config.clone(),
         draining,
         interrupted,
+        last_act,
     })
 }
 
-async fn watch_signals(draining: Arc<AtomicBool>, sender: watch::Sender<bool>) {
+async fn watch_signals(draining: Arc<AtomicBool>, sender: watch::Sender<bool>, last_act: LastAct) {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut interrupt), Ok(mut terminate)) =
         (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
@@ -159,6 +175,9 @@ async fn watch_signals(draining: Arc<AtomicBool>, sender: watch::Sender<bool>) {
         }
         let first = sender.send_replace(true);
         if first || !draining.load(Ordering::SeqCst) {
+            if let Ok(last_act) = last_act.lock() {
+                last_act.iter().for_each(|act| act());
+            }
             oclaw::table::discard_unfinished();
             #[cfg(feature = "torch")]
             oclaw::train::discard_unfinished();

@@ -19,9 +19,11 @@ mod convert;
 mod gate;
 mod health_lines;
 mod hint;
+mod hours;
 mod import;
 mod judge;
 mod lint;
+mod r#loop;
 mod man;
 mod progress;
 mod replay;
@@ -76,6 +78,7 @@ enum Command {
     Advantage(advantage::Args),
     Train(train::Args),
     SyncWeights(sync_weights::Args),
+    Loop(r#loop::Args),
     View(view::Args),
     Lint(lint::Args),
     Replay(replay::Args),
@@ -104,6 +107,7 @@ impl Command {
             Self::Advantage(args) => advantage::run(args, context),
             Self::Train(args) => train::run(args, context),
             Self::SyncWeights(args) => sync_weights::run(args, context),
+            Self::Loop(args) => r#loop::run(args, context),
             Self::View(args) => view::run(args, context),
             Self::Lint(args) => lint::run(args, context),
             Self::Replay(args) => replay::run(args, context),

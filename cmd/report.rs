@@ -309,7 +309,7 @@ fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
 fn of_pipeline(error: &pipeline::Error) -> (Kind, Option<String>) {
     use pipeline::Error;
     match error {
-        Error::Syntax { .. } | Error::Plan { .. } => (Kind::Usage, None),
+        Error::Syntax { .. } | Error::Plan { .. } | Error::Wanting { .. } => (Kind::Usage, None),
         Error::Start { .. } | Error::File { .. } => (Kind::Failed, None),
     }
 }

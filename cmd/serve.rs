@@ -282,7 +282,7 @@ fn keys_of_control(args: &Args) -> anyhow::Result<Keys> {
 
 /// Reads a file of keys: `NAME KEY` or just `KEY` a line. Messages never show
 /// a line: it may be a key.
-fn keys(file: Option<&Path>, name: &str) -> anyhow::Result<Keys> {
+pub(crate) fn keys(file: Option<&Path>, name: &str) -> anyhow::Result<Keys> {
     let Some(file) = file else { return Ok(Keys::default()) };
     let place = file.display();
     let text = std::fs::read_to_string(file)

@@ -42,7 +42,8 @@ pub(crate) fn parse<C: CommandFactory>() -> Result<Parsed, clap::Error> {
 
 fn parse_from(command: Command, argv: Vec<OsString>) -> Result<Parsed, clap::Error> {
     let mut command = name_environment(command);
-    let config = config_path(&argv);
+    let config = config_path(&argv).or_else(|| config_named(&command, &argv));
+    let config = config.or_else(config_of_environment);
     let mut file = ConfigFile::default();
     if let Some(path) = &config {
         file = ConfigFile::read(path).map_err(|message| refuse(&mut command, &message))?;
@@ -119,6 +120,20 @@ fn config_path(argv: &[OsString]) -> Option<PathBuf> {
             return Some(PathBuf::from(path));
         }
     }
+    None
+}
+
+/// Finds the file of the subcommand that takes it as its one argument.
+fn config_named(command: &Command, argv: &[OsString]) -> Option<PathBuf> {
+    let lenient = command.clone().ignore_errors(true);
+    let matches = lenient.try_get_matches_from(argv).ok()?;
+    match matches.subcommand()? {
+        ("loop", inner) => inner.get_one::<PathBuf>("file").cloned(),
+        _ => None,
+    }
+}
+
+fn config_of_environment() -> Option<PathBuf> {
     std::env::var_os("OCLAW_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 

@@ -46,7 +46,7 @@ use crate::visible::visible;
 ///
 /// `--follow RUN/policy` looks at the folder's `latest` every `--poll`, and at the
 /// servers: a policy that one of them lacks is pushed, also after it was started
-/// anew. A server that is away is waited for. A policy that is refused twice is
+/// anew; with `--every N` only if that server is N steps behind, or ahead. A server that is away is waited for. A policy that is refused twice is
 /// named and skipped until `latest` moves. The first signal ends the run, after
 /// the push at hand, with exit code 0. With `--require-gate` the receipt of each
 /// policy is waited for.
@@ -61,6 +61,9 @@ pub(crate) struct Args {
     /// How often to look; what failed waits twice as long each time, a minute at most
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval)]
     poll: Duration,
+    /// Push a policy that is so many steps ahead of what a server has
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "follow", value_parser = clap::value_parser!(u64).range(1..))]
+    every: u64,
     /// Address of a server; may be given several times
     #[arg(long, value_name = "URL", required = true)]
     engine: Vec<String>,
@@ -153,14 +156,28 @@ struct Servers {
 }
 
 impl Servers {
-    /// Returns whether one of them carries another version.
-    async fn lack(&self, version: &str) -> anyhow::Result<bool> {
+    /// Returns whether one of them carries another version, so many steps behind or
+    /// any other that is not just a little older.
+    async fn lack(&self, version: &str, every: u64) -> anyhow::Result<bool> {
         for engine in &self.engines {
-            if engine.model_info().await?.weight_version.as_deref() != Some(version) {
+            let carried = engine.model_info().await?.weight_version;
+            if is_due(carried.as_deref(), version, every) {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+}
+
+/// Returns whether a server with one version needs another.
+fn is_due(carried: Option<&str>, wanted: &str, every: u64) -> bool {
+    if carried == Some(wanted) {
+        return false;
+    }
+    let step = |version: &str| version.parse::<u64>().ok();
+    match (carried.and_then(step), step(wanted)) {
+        (Some(carried), Some(wanted)) if carried < wanted => wanted - carried >= every,
+        _ => true,
     }
 }
 
@@ -213,4 +230,28 @@ fn table(tried: &[Tried]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_due;
+
+    #[test]
+    fn a_policy_is_due_by_its_distance() {
+        for (carried, wanted, every, due) in [
+            (Some("0"), "1", 1, true),
+            (Some("1"), "1", 1, false),
+            (Some("0"), "3", 4, false),
+            (Some("0"), "4", 4, true),
+            // Started anew long after the first push.
+            (Some("0"), "9", 4, true),
+            (Some("8"), "9", 4, false),
+            // Rolled back, foreign, silent.
+            (Some("9"), "8", 4, true),
+            (Some("default"), "1", 4, true),
+            (None, "1", 4, true),
+        ] {
+            assert_eq!(is_due(carried, wanted, every), due, "{carried:?} {wanted} {every}");
+        }
+    }
 }

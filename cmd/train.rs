@@ -10,6 +10,8 @@ mod metrics_file;
 mod silence;
 #[cfg(feature = "torch")]
 mod steps;
+#[cfg(feature = "torch")]
+mod window;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +21,8 @@ use clap::ValueEnum;
 use crate::advantage::MethodArgs;
 use crate::common::Context;
 use crate::files::Inputs;
-use crate::follow::FollowArgs;
+use crate::follow::{FollowArgs, interval};
+use crate::hours::Hours;
 use crate::reduction::ReductionName;
 use crate::report::Exit;
 use crate::units;
@@ -42,7 +45,9 @@ use crate::units;
 /// run that was killed goes on where it was. A shard that cannot be read is tried
 /// again, then listed in OUT/failed.jsonl until the next start. The first signal
 /// ends the run after the step at hand, with exit code 0; the second at once, and
-/// no half policy has a name.
+/// no half policy has a name. `--when-idle` and `--hours` (by this machine's clock)
+/// say when a step may begin; meanwhile shards are taken as ever. One that has begun
+/// is ended.
 ///
 /// Loss per response token: max(-ratio A, -clip(ratio, 1 - low, 1 + high) A), at
 /// most -c A for negative A (`--dual-clip c`), ratio = exp(lc - lo); times the
@@ -115,6 +120,8 @@ pub(crate) struct Args {
     /// How long the first turn of a step waits for the others; 0 for not at all [default: for ever]
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     max_wait: Option<Duration>,
+    #[command(flatten)]
+    window: WindowArgs,
     /// Updates on each batch, its old log-probs held
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
@@ -151,6 +158,20 @@ pub(crate) struct Args {
     /// Where to compute; this version trains on the CPU only
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = ["cpu"])]
     device: String,
+}
+
+/// When steps are made, under `--follow`.
+#[derive(clap::Args, Debug)]
+struct WindowArgs {
+    /// Begin a step only when nobody has chatted for so long, as --spool tells
+    #[arg(long, value_name = "TIME", value_parser = interval, requires = "follow", requires = "spool")]
+    when_idle: Option<Duration>,
+    /// Spool of the `oclaw serve` whose chats come first
+    #[arg(long, value_name = "DIR", requires = "when_idle")]
+    spool: Option<PathBuf>,
+    /// Begin a step only in these hours, as in `22:00-06:00`; may be given several times
+    #[arg(long, value_name = "FROM-TO", value_parser = Hours::parse, requires = "follow")]
+    hours: Vec<Hours>,
 }
 
 /// The terms of the loss.

@@ -4,14 +4,29 @@
 //! It knows stages as commands with folders before and behind them, and imports
 //! none. Absent on purpose: anything that a stage does.
 
+mod account;
+mod children;
 mod job;
 mod local;
+mod logs;
 mod plan;
+mod probe;
 mod process;
+mod run;
+mod status;
+mod supervisor;
+mod watched;
 
+pub use account::{Account, Accountant, Queue, absent};
+pub use children::{Child, Given, Tier, Wishes, children, front, policy_engines};
 pub use job::{Job, Launcher, State};
 pub use local::Local;
 pub use plan::{EnginePlan, Kind, Origin, Plan, Process, ReadTime, STAGES, Scheduler, Serves};
+pub use process::{Identity, signal};
+pub use run::{Hop, Run, published};
+pub use status::{PolicyStatus, Status};
+pub use supervisor::{ChildStatus, Supervisor};
+pub use watched::{Limits, Phase};
 
 use std::fs;
 use std::io;
@@ -32,6 +47,12 @@ pub enum Error {
         /// The line of it.
         line: usize,
         /// What is wrong there.
+        problem: String,
+    },
+    /// The configuration leaves out what a loop needs.
+    #[error("{problem}")]
+    Wanting {
+        /// What is missing.
         problem: String,
     },
     /// A process cannot be started.

@@ -14,6 +14,7 @@ mod hint;
 mod import;
 mod judge;
 mod lint;
+mod r#loop;
 mod man;
 mod redact;
 mod replay;

@@ -89,8 +89,12 @@ impl Run<'_> {
             None => super::connect(self.args, self.context).await?,
         };
         let servers = self.servers.insert(servers);
-        if self.served.as_ref() == Some(&policy.version) && !servers.lack(&policy.version).await? {
-            return Ok(());
+        if !servers.lack(&policy.version, self.args.every).await? {
+            // All have it, but those behind them may not have been told.
+            let all_told = self.served.as_ref() == Some(&policy.version);
+            if all_told || servers.lack(&policy.version, 1).await? {
+                return Ok(());
+            }
         }
         if self.args.require_gate {
             sync::require_gate(&policy, None)?;

@@ -54,6 +54,7 @@ pub(super) fn run(args: &Args, context: &Context, folder: &Path) -> anyhow::Resu
         samples: Vec::new(),
         since: None,
         counts: Counts::default(),
+        shut: None,
         said: HashSet::new(),
     };
     run.steps()?;
@@ -83,6 +84,8 @@ struct Run<'a> {
     /// When the first of them came.
     since: Option<Instant>,
     counts: Counts,
+    /// Why no step may begin, as it was said.
+    shut: Option<String>,
     /// What is said once and not of every shard.
     said: HashSet<String>,
 }
@@ -116,11 +119,11 @@ impl Run<'_> {
                 self.since.get_or_insert_with(Instant::now);
             }
             if self.samples.len() >= wanted {
-                self.step()?;
+                self.step_in_time()?;
             } else if !self.read_next()? {
                 let left = self.left_to_wait();
                 if left == Some(Duration::ZERO) {
-                    self.step()?;
+                    self.step_in_time()?;
                 } else if self.args.following.once {
                     break;
                 } else {
@@ -141,6 +144,26 @@ impl Run<'_> {
     /// Waits. Returns whether no signal came meanwhile.
     fn sleep(&self, time: Duration) -> bool {
         self.context.block_on(sleep(&self.signal, time))
+    }
+
+    /// Makes a step if one may begin now, else waits a little.
+    fn step_in_time(&mut self) -> anyhow::Result<()> {
+        let shut = self.args.window.shut();
+        if shut != self.shut {
+            let waiting = self.samples.len();
+            self.context.say(match &shut {
+                Some(why) => format!("{why}: {waiting} turns wait"),
+                None => format!("a step may begin: {waiting} turns have waited"),
+            });
+            self.shut = shut;
+        }
+        match self.shut {
+            Some(_) => {
+                self.sleep(self.args.following.poll);
+                Ok(())
+            }
+            None => self.step(),
+        }
     }
 
     fn step(&mut self) -> anyhow::Result<()> {

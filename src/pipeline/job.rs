@@ -83,4 +83,33 @@ impl Launcher {
             }
         }
     }
+
+    /// Whether a job that another supervisor has left is taken up. What dies with
+    /// the supervisor and is still there is not: it is ended.
+    pub fn keeps(&self, job: &Job) -> bool {
+        match self {
+            Self::Local(_) => job.outlives,
+        }
+    }
+
+    /// Returns the number of the process of a job, if it is one of this machine.
+    pub fn pid(&self, job: &Job) -> Option<u32> {
+        match self {
+            Self::Local(local) => local.pid(job),
+        }
+    }
+
+    /// Names what another supervisor has left running, but for the ids to keep.
+    pub fn others(&self, keep: &[String]) -> Result<Vec<String>, Error> {
+        match self {
+            Self::Local(local) => local.others(keep),
+        }
+    }
+
+    /// Asks these to end, or ends them at once.
+    pub fn end_others(&self, keep: &[String], at_once: bool) -> Result<(), Error> {
+        match self {
+            Self::Local(local) => local.end_others(keep, at_once),
+        }
+    }
 }

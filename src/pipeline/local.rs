@@ -118,22 +118,34 @@ impl Local {
         matches!(self.known.get(&job.id), Some(Known::Adopted(_)))
     }
 
-    /// Ends what another supervisor has left running that is not among the ids to
-    /// keep. Returns the names of what was asked to end.
-    pub fn end_others(&self, keep: &[&str], at_once: bool) -> Result<Vec<String>, Error> {
+    /// Names what another supervisor has left running, but for the ids to keep.
+    pub fn others(&self, keep: &[String]) -> Result<Vec<String>, Error> {
+        let mut names: Vec<String> =
+            self.left_over(keep)?.into_iter().map(|(name, _)| name).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// Asks these to end, or ends them at once.
+    pub fn end_others(&self, keep: &[String], at_once: bool) -> Result<(), Error> {
+        for (_, identity) in self.left_over(keep)? {
+            process::signal(identity.pid, at_once);
+        }
+        Ok(())
+    }
+
+    fn left_over(&self, keep: &[String]) -> Result<Vec<(String, Identity)>, Error> {
         let failed = |source| Error::file(&self.records, source);
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.records).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let Some(name) = name.strip_suffix(".process.json") else { continue };
-            let record = self.read(name).filter(|record| !keep.contains(&record.id.as_str()));
+            let record = self.read(name).filter(|record| !keep.contains(&record.id));
             if let Some(record) = record.filter(|record| record.identity.lives()) {
-                process::signal(record.identity.pid, at_once);
-                found.push(name.to_owned());
+                found.push((name.to_owned(), record.identity));
             }
         }
-        found.sort();
         Ok(found)
     }
 

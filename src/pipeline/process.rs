@@ -10,24 +10,24 @@ pub(super) const MARK: &str = "OCLAW_JOB";
 
 /// A process that is, or was.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Identity {
+pub struct Identity {
     /// Its number.
-    pub(super) pid: u32,
+    pub pid: u32,
     /// When it started, in ticks since the machine did.
-    pub(super) started: u64,
+    pub started: u64,
     /// Which start of the machine.
-    pub(super) boot: String,
+    pub boot: String,
 }
 
 impl Identity {
     /// Looks at a process, unless it has ended.
-    pub(super) fn of(pid: u32) -> Option<Self> {
+    pub fn of(pid: u32) -> Option<Self> {
         let facts = Facts::of(pid).filter(|facts| !facts.over)?;
         Some(Self { pid, started: facts.started, boot: boot() })
     }
 
     /// Whether it still runs.
-    pub(super) fn lives(&self) -> bool {
+    pub fn lives(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
     }
 }
@@ -80,7 +80,7 @@ pub(super) fn find(mark: &str) -> Option<Identity> {
 }
 
 /// Asks a process to end, or ends it at once with all of its group.
-pub(super) fn signal(leader: u32, at_once: bool) {
+pub fn signal(leader: u32, at_once: bool) {
     let Ok(pid) = i32::try_from(leader) else { return };
     let (whom, signal) = if at_once { (-pid, libc::SIGKILL) } else { (pid, libc::SIGTERM) };
     #[expect(unsafe_code, reason = "std sends no other signal than SIGKILL, and to no group")]

@@ -120,6 +120,9 @@ impl Running {
                 None => command.env_remove(name),
             };
         }
+        if let Some(folder) = like.get_current_dir() {
+            command.current_dir(folder);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let talk = BufReader::new(child.stderr.take().unwrap());

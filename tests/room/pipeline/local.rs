@@ -94,8 +94,10 @@ fn what_nobody_wants_any_more_is_ended() {
     let mut first = Local::new(folder.path());
     first.start(&job).unwrap();
     let second = Local::new(folder.path());
-    assert_eq!(second.end_others(&["job-1"], false).unwrap(), Vec::<String>::new());
-    assert_eq!(second.end_others(&["job-2"], false).unwrap(), ["job"]);
+    assert_eq!(second.others(&["job-1".to_owned()]).unwrap(), Vec::<String>::new());
+    let keep = ["job-2".to_owned()];
+    assert_eq!(second.others(&keep).unwrap(), ["job"]);
+    second.end_others(&keep, false).unwrap();
     assert_eq!(wait(&mut first, &job), State::Ended { code: None });
-    assert_eq!(second.end_others(&[], false).unwrap(), Vec::<String>::new());
+    assert_eq!(second.others(&[]).unwrap(), Vec::<String>::new());
 }

@@ -1,0 +1,124 @@
+//! `oclaw loop`.
+
+mod listen;
+mod show;
+mod wanted;
+mod watch;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::common::Context;
+use crate::follow::interval;
+use crate::report::Exit;
+use crate::units;
+
+/// Run the whole loop: serve, capture, judge, train, hand the weights back.
+///
+/// FILE is the one configuration (`--config` is the same): a section per
+/// subcommand whose keys are its flags, and `[loop]` for the flags here. Every
+/// stage is its own `oclaw` process with `--follow`; they meet in the folders of
+/// `--run` alone: `turns`, `judged`, `hinted`, `taught`, `ready`, `policy`,
+/// `metrics.jsonl`. The loop adds what connects them (folders, addresses, the
+/// start model), starts them, watches them and starts them again.
+///
+/// `[engines.NAME]` is an inference server: `model = DIR` runs `oclaw engine`,
+/// `command = [...]` with `url` runs any other, `url` alone is somebody else's.
+/// `serves` is `policy` (default), `judge` or `teacher`; `ready-timeout` is how
+/// long it may load. Without one, `[serve] model = DIR` answers inside `oclaw
+/// serve`. Engines, and the section of any stage, take `gpus = [4, 5]` and
+/// `env = { NAME = "value" }`; a device given twice, or not there, is refused.
+/// Who has no `gpus` where others have sees none.
+///
+/// Engines come first, then `serve` when those it needs answer, then the stages.
+/// What ends is started again after `--restart-wait`, twice as long each time up
+/// to `--restart-longest`, and from the beginning once it has run for a minute.
+/// Exit codes 2 (settings) and 101 (a bug), and 1 of a server that never was ready,
+/// `--give-up` times without a good minute between, are not tried again: if chats
+/// depend on it the loop ends, else the others go on and the exit code is 3. A stage whose budget is spent (exit
+/// code 3) is left ended.
+///
+/// A killed loop loses nothing: the same command goes on. Engines and `serve`
+/// outlive it and are taken up if their settings are the same; stages end with
+/// it, and with what they have published. One loop per run folder. What a process
+/// says is in RUN/logs/NAME.log, cut at `--log-size` (4 old ones are kept).
+///
+/// The first SIGINT or SIGTERM drains: `serve` takes no more and ends its answers,
+/// stages end as they do on a signal, engines go last, each of the three within
+/// `--grace`; exit code 0. The second ends everything at once.
+///
+/// On a terminal the state is shown as it changes. `--status RUN` gives it once,
+/// and to whom is no terminal as JSON: processes, queues (shards and rows that
+/// wait, age of the oldest, rows per minute, shards given up), policies (published,
+/// served, steps behind, health of the last step), and the account of turns:
+/// captured = trained + refused (by reason) + pending (by stage). `--listen` serves
+/// the same at `/status`, for Prometheus at `/metrics`, and `/healthz`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// The configuration
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Folder of the run
+    #[arg(long, value_name = "RUN", default_value = "run")]
+    run: PathBuf,
+    /// Say how the loop of a run folder is, and stop
+    #[arg(long, value_name = "RUN")]
+    status: Option<PathBuf>,
+    /// Do without this stage, as in `hint`; may be given several times
+    #[arg(long, value_name = "STAGE")]
+    without: Vec<String>,
+    /// Push weights every N steps
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    weight_sync_interval: u64,
+    /// Train only when nobody has chatted for so long
+    #[arg(long, value_name = "TIME", value_parser = time_text)]
+    train_when_idle: Option<String>,
+    /// Train only in these hours, as in `22:00-06:00`; may be given several times
+    #[arg(long, value_name = "FROM-TO", value_parser = hours_text)]
+    train_hours: Vec<String>,
+    /// Address for status and metrics [default: none]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// File with the keys of those who may ask there
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    key_file: Option<PathBuf>,
+    /// First wait before a process is started again
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    restart_wait: Duration,
+    /// Longest wait before a process is started again
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = interval)]
+    restart_longest: Duration,
+    /// Ends by its own fault after which a process is not started again
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    give_up: u32,
+    /// Time that serve, stages and engines each get to end
+    #[arg(long, value_name = "TIME", default_value = "2m", value_parser = units::duration)]
+    grace: Duration,
+    /// Longest log of a process
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = units::bytes)]
+    log_size: usize,
+    /// Number of GPUs, instead of counting them
+    #[arg(long, value_name = "N")]
+    devices: Option<u32>,
+}
+
+/// Runs the loop until a signal.
+pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    if let Some(run) = &args.status {
+        return show::status(run);
+    }
+    let wanted = wanted::Wanted::of(&args, context)?;
+    // Children end with the thread that starts them: this one.
+    context.block_on(watch::watch(&args, context, wanted))
+}
+
+/// Checks a time that is passed on as it is.
+fn time_text(text: &str) -> Result<String, String> {
+    interval(text).map(|_| text.to_owned())
+}
+
+/// Checks hours that are passed on as they are.
+fn hours_text(text: &str) -> Result<String, String> {
+    crate::hours::Hours::parse(text).map(|_| text.to_owned())
+}

@@ -1,0 +1,148 @@
+//! The state of a loop for people.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+use oclaw::pipeline::{Accountant, Identity, PolicyStatus, Run, Status, absent};
+
+use crate::common::{Context, Printing};
+use crate::report::{Exit, Failure};
+use crate::visible::visible;
+
+/// The state, drawn again and again at the end of a terminal.
+pub(super) struct Screen {
+    there: bool,
+    /// Lines drawn last.
+    lines: usize,
+}
+
+impl Screen {
+    /// Draws on a terminal that nobody else writes to.
+    pub(super) fn new(context: &Context) -> Self {
+        let there = std::io::stderr().is_terminal() && !context.quiet && context.verbose == 0;
+        Self { there, lines: 0 }
+    }
+
+    /// Whether anything is drawn.
+    pub(super) fn is_there(&self) -> bool {
+        self.there
+    }
+
+    /// Takes the drawing away, so that lines can be said.
+    pub(super) fn clear(&mut self) {
+        if self.lines > 0 {
+            // A closed terminal is no reason to end.
+            let _ = write!(std::io::stderr(), "\x1b[{}A\x1b[J", self.lines);
+            self.lines = 0;
+        }
+    }
+
+    /// Draws the state.
+    pub(super) fn show(&mut self, status: &Status) {
+        if self.there {
+            self.clear();
+            let text = words(status);
+            self.lines = text.lines().count();
+            let _ = writeln!(std::io::stderr(), "{text}");
+        }
+    }
+}
+
+/// Says how the loop of a run is: to people as tables, to others as JSON.
+pub(super) fn status(folder: &Path) -> anyhow::Result<Exit> {
+    let run = Run::new(folder);
+    if !run.turns().is_dir() {
+        let problem = format!("`{}` is no run: it has no `turns`", folder.display());
+        return Err(Failure::usage(problem).into());
+    }
+    let kept = Status::kept(&run).unwrap_or_else(|| Status {
+        run: folder.display().to_string(),
+        without: absent(&run),
+        ..Status::default()
+    });
+    let lives = kept.supervisor.as_ref().is_some_and(Identity::lives);
+    let (account, stages) = Accountant::new(&run, &kept.without).take()?;
+    let status = Status {
+        supervisor: kept.supervisor.filter(|_| lives),
+        policy: PolicyStatus::of(&run, if lives { kept.policy.served } else { Default::default() }),
+        account: oclaw::pipeline::Account { open: kept.account.open.filter(|_| lives), ..account },
+        stages,
+        ..kept
+    };
+    let text = match std::io::stdout().is_terminal() {
+        true => words(&status),
+        false => serde_json::to_string_pretty(&status)?,
+    };
+    writeln!(std::io::stdout(), "{text}").printed()?;
+    Ok(Exit::Done)
+}
+
+/// Says it in tables.
+fn words(status: &Status) -> String {
+    let parts = [processes(status), queues(status), policies(status), status.account.words()];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n\n")
+}
+
+fn processes(status: &Status) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_header(["process", "state", "for", "restarts", "last end"]);
+    for child in &status.children {
+        table.add_row([
+            visible(&child.name),
+            child.phase.clone(),
+            time(child.seconds),
+            child.restarts.to_string(),
+            child.last_end.clone().unwrap_or_default(),
+        ]);
+    }
+    table.to_string()
+}
+
+fn queues(status: &Status) -> String {
+    let mut table = Table::new();
+    let header = ["stage", "shards wait", "rows wait", "oldest", "rows/min", "given up"];
+    table.load_style(NOTHING).set_header(header);
+    for queue in &status.stages {
+        table.add_row([
+            queue.stage.clone(),
+            queue.shards.to_string(),
+            queue.rows.to_string(),
+            queue.oldest.map(time).unwrap_or_default(),
+            format!("{:.1}", queue.rows_per_minute),
+            queue.failed.to_string(),
+        ]);
+    }
+    table.to_string()
+}
+
+fn policies(status: &Status) -> String {
+    let policy = &status.policy;
+    let step = |step: Option<u64>| step.map_or("none".to_owned(), |step| step.to_string());
+    let mut text = format!("policy: published {}", step(policy.published));
+    for (url, version) in &policy.served {
+        let version = version.as_deref().map_or("unknown".to_owned(), visible);
+        text.push_str(&format!(", {} serves {version}", visible(url)));
+    }
+    if let Some(behind) = policy.staleness {
+        text.push_str(&format!(", {behind} behind"));
+    }
+    if let Some(step) = policy.last_step {
+        let health =
+            policy.health.iter().map(|(question, verdict)| format!("{question} {verdict}"));
+        text.push_str(&format!(
+            "\nhealth of step {step}: {}",
+            health.collect::<Vec<_>>().join(", ")
+        ));
+    }
+    text
+}
+
+fn time(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3600),
+    }
+}

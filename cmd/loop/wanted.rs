@@ -1,0 +1,126 @@
+//! What is to run, resolved before anything does.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use oclaw::pipeline::{
+    self, Child, Kind, Launcher, Local, Plan, Run, Wishes, children, front, policy_engines,
+};
+
+use super::Args;
+use crate::common::Context;
+use crate::report::Failure;
+use crate::units;
+
+/// What is to run.
+pub(super) struct Wanted {
+    pub(super) run: Run,
+    pub(super) children: Vec<Child>,
+    /// Who runs them.
+    pub(super) scheduler: pipeline::Scheduler,
+    /// The engines that get the weights.
+    pub(super) engines: Vec<String>,
+    /// Where `oclaw serve` answers.
+    pub(super) front: String,
+}
+
+impl Wanted {
+    pub(super) fn of(args: &Args, context: &Context) -> anyhow::Result<Self> {
+        let Some(config) = args.file.as_deref().or(context.config.as_deref()) else {
+            let failure = Failure::usage("a loop needs a configuration");
+            return Err(failure.hint("`oclaw loop FILE`").into());
+        };
+        let plan = plan(config)?;
+        let run = Run::new(&args.run);
+        let name = |path: &Path| match path.to_str() {
+            Some(text) => Ok(text.to_owned()),
+            None => Err(Failure::usage(format!("no name to pass on: `{}`", path.display()))),
+        };
+        let wishes = Wishes {
+            program: name(&std::env::current_exe()?)?,
+            config: name(config)?,
+            run: run.clone(),
+            without: args.without.clone(),
+            weight_sync_interval: args.weight_sync_interval,
+            train_when_idle: args.train_when_idle.clone(),
+            train_hours: args.train_hours.clone(),
+        };
+        let given = |section: &str, key: &str| given(&plan, section, key);
+        let children = children(&plan, &wishes, &given)?;
+        let taking = plan.engines.values().any(|engine| !engine.process.gpus.is_empty())
+            || plan.processes.values().any(|process| !process.gpus.is_empty());
+        if taking && plan.scheduler.kind == Kind::Local {
+            plan.check_devices(&devices(args.devices), &args.without)
+                .map_err(|error| told(config, &error))?;
+        }
+        let (engines, front) = (policy_engines(&plan, &given), front(&given)?);
+        Ok(Self { run, children, scheduler: plan.scheduler, engines, front })
+    }
+
+    /// Makes the folders, and whoever runs the processes.
+    pub(super) fn launcher(&self) -> anyhow::Result<Launcher> {
+        match self.scheduler.kind {
+            Kind::Local => Ok(Launcher::Local(Local::new(&self.run.state()))),
+            Kind::Ray | Kind::Slurm => {
+                Err(Failure::usage("this version runs a loop on this machine only").into())
+            }
+        }
+    }
+
+    /// Makes the folders of the run.
+    pub(super) fn make_folders(&self, without: &[String]) -> anyhow::Result<()> {
+        let hops = self.run.hops(without).into_iter().map(|hop| hop.into);
+        let own = [self.run.turns(), self.run.policy(), self.run.logs(), self.run.state()];
+        for folder in own.into_iter().chain(hops) {
+            fs::create_dir_all(&folder).map_err(|error| {
+                Failure::failed(format!("cannot make `{}`: {error}", folder.display()))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads the plan of a configuration.
+fn plan(config: &Path) -> Result<Plan, Failure> {
+    let text = fs::read_to_string(config).map_err(|error| {
+        Failure::usage(format!("cannot read config `{}`: {error}", config.display()))
+    })?;
+    Plan::parse(&text, units::duration).map_err(|error| told(config, &error))
+}
+
+fn told(config: &Path, error: &pipeline::Error) -> Failure {
+    Failure::usage(format!("config `{}` {error}", config.display()))
+}
+
+/// Returns what a stage was told by the environment or the file.
+fn given(plan: &Plan, section: &str, key: &str) -> Option<String> {
+    let word = |text: &str| text.replace('-', "_").to_uppercase();
+    let variable = format!("OCLAW_{}_{}", word(section), word(key));
+    let told = std::env::var(variable).ok().or_else(|| plan.value(section, key).map(str::to_owned));
+    // A switch that is off is not given.
+    told.filter(|value| value != "false")
+}
+
+/// Counts the devices: those that a person says, else those that the system has.
+fn devices(told: Option<u32>) -> BTreeSet<u32> {
+    if let Some(count) = told {
+        return (0..count).collect();
+    }
+    let entries = fs::read_dir("/dev").into_iter().flatten().filter_map(Result::ok);
+    let nodes: BTreeSet<u32> = entries
+        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("nvidia")?.parse().ok())
+        .collect();
+    if !nodes.is_empty() {
+        return nodes;
+    }
+    // In some containers the nodes have other names.
+    let listed = Command::new("nvidia-smi").arg("-L").output();
+    let text = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let lines = text.unwrap_or_default();
+    lines
+        .lines()
+        .filter_map(|line| line.strip_prefix("GPU ")?.split(':').next()?.parse().ok())
+        .collect()
+}

@@ -1,0 +1,204 @@
+//! The supervisor at work: tick by tick, until a signal.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use oclaw::pipeline::{self, Accountant, Identity, Limits, PolicyStatus, Run, Status, Supervisor};
+use oclaw::table::Claim;
+
+use super::wanted::Wanted;
+use super::{Args, listen, show};
+use crate::common::Context;
+use crate::follow::signalled;
+use crate::report::{Exit, Failure, told};
+
+/// How often processes are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// How often the folders are.
+const LOOK: Duration = Duration::from_secs(2);
+/// A look may take so much of the time.
+const SHARE: u32 = 20;
+/// A process that has run for so long is well.
+const STEADY: Duration = Duration::from_secs(60);
+/// How often a line tells the state where nothing else shows it.
+const LINE: Duration = Duration::from_secs(60);
+
+/// Runs the loop.
+pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> anyhow::Result<Exit> {
+    let launcher = wanted.launcher()?;
+    wanted.make_folders(&args.without)?;
+    let _claim = Claim::take(&wanted.run.state())?;
+    let status = Arc::new(RwLock::new(Status::default()));
+    if let Some(address) = args.listen {
+        let server = listen::start(address, args.key_file.as_deref(), status.clone()).await?;
+        context.say(format!("status: http://{server}/status, metrics: http://{server}/metrics"));
+    }
+    // Until now there was nothing to drain: a signal ended the process.
+    let signal = context.drain_on_signal();
+    let alive: Arc<Mutex<Vec<u32>>> = Arc::default();
+    let doomed = alive.clone();
+    context.at_the_second_signal(move || {
+        let doomed = doomed.lock().map(|pids| pids.clone()).unwrap_or_default();
+        doomed.into_iter().for_each(|pid| pipeline::signal(pid, true));
+    });
+    let Wanted { run, children, engines, front, .. } = wanted;
+    let supervisor = Supervisor::open(launcher, run.clone(), children, limits(args)).await?;
+    let mut watch = Watch {
+        context,
+        accountant: Accountant::new(&run, &args.without),
+        screen: show::Screen::new(context),
+        run,
+        without: args.without.clone(),
+        engines,
+        front,
+        supervisor,
+        status,
+        alive,
+        next_look: Instant::now(),
+        next_line: Instant::now() + LINE,
+        said: None,
+        broken: None,
+    };
+    let mut drained = false;
+    while !watch.supervisor.is_over() {
+        watch.tick().await;
+        if !drained && (*signal.borrow() || watch.broken.is_some()) {
+            drained = true;
+            watch.say("ending: serve first, then the stages, then the engines; a second signal ends at once");
+            watch.supervisor.drain();
+        }
+        tokio::select! {
+            () = signalled(&signal), if !drained => {}
+            () = tokio::time::sleep(TICK) => {}
+        }
+    }
+    watch.close()
+}
+
+fn limits(args: &Args) -> Limits {
+    Limits {
+        first_wait: args.restart_wait,
+        longest_wait: args.restart_longest.max(args.restart_wait),
+        steady: STEADY,
+        give_up: args.give_up,
+        grace: args.grace,
+        log_bytes: args.log_size as u64,
+    }
+}
+
+struct Watch<'a> {
+    context: &'a Context,
+    accountant: Accountant,
+    screen: show::Screen,
+    run: Run,
+    without: Vec<String>,
+    engines: Vec<String>,
+    front: String,
+    supervisor: Supervisor,
+    status: Arc<RwLock<Status>>,
+    /// Numbers of the processes that run.
+    alive: Arc<Mutex<Vec<u32>>>,
+    next_look: Instant,
+    next_line: Instant,
+    /// What is wrong with the folders, as it was said.
+    said: Option<String>,
+    /// A process that chats depend on, and that cannot work.
+    broken: Option<String>,
+}
+
+impl Watch<'_> {
+    async fn tick(&mut self) {
+        self.supervisor.tick().await;
+        for line in self.supervisor.take_told() {
+            self.say(&line);
+        }
+        let pids = self.supervisor.status().into_iter().filter_map(|child| child.pid).collect();
+        if let Ok(mut alive) = self.alive.lock() {
+            *alive = pids;
+        }
+        self.broken = self.broken.take().or_else(|| self.supervisor.broken().map(str::to_owned));
+        let now = Instant::now();
+        if now >= self.next_look {
+            self.look().await;
+            let took = now.elapsed();
+            self.next_look = Instant::now() + LOOK.max(took * SHARE);
+        }
+    }
+
+    /// Looks at the folders and the servers, and shows what it sees.
+    async fn look(&mut self) {
+        let (mut account, stages) = match self.accountant.take() {
+            Ok(taken) => {
+                self.said = None;
+                taken
+            }
+            Err(error) => {
+                let told = told(&error.into());
+                if self.said.as_ref() != Some(&told) {
+                    self.say(&format!("{told}: waiting"));
+                    self.said = Some(told);
+                }
+                return;
+            }
+        };
+        account.open = self.supervisor.open_turns(&self.front).await;
+        let served = self.supervisor.served(&self.engines).await;
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let status = Status {
+            run: self.run.folder.display().to_string(),
+            at: since.as_secs(),
+            supervisor: Identity::of(std::process::id()),
+            without: self.without.clone(),
+            children: self.supervisor.status(),
+            stages,
+            policy: PolicyStatus::of(&self.run, served),
+            account,
+        };
+        // Who asks later reads it there; a full disk is told by who needs it more.
+        let _ = status.keep(&self.run);
+        if Instant::now() >= self.next_line && !self.screen.is_there() {
+            self.next_line = Instant::now() + LINE;
+            self.say(&status.account.words());
+        }
+        self.screen.show(&status);
+        if let Ok(mut shared) = self.status.write() {
+            *shared = status;
+        }
+    }
+
+    /// Says a line, and leaves it in the log of the loop.
+    fn say(&mut self, line: &str) {
+        self.screen.clear();
+        self.context.say(line);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let at =
+            oclaw::table::row_json::instant(i64::try_from(now.as_micros()).unwrap_or(i64::MAX));
+        let log = self.run.logs().join("loop.log");
+        if let Ok(mut log) = std::fs::File::options().create(true).append(true).open(log) {
+            // It was said already.
+            let _ = log.write_all(format!("{at} {line}\n").as_bytes());
+        }
+    }
+
+    /// Says what the run came to.
+    fn close(mut self) -> anyhow::Result<Exit> {
+        if let Ok((account, _)) = self.accountant.take() {
+            self.say(&account.words());
+            let mut status = Status::kept(&self.run).unwrap_or_default();
+            status.supervisor = None;
+            status.children = self.supervisor.status();
+            status.account = account;
+            let _ = status.keep(&self.run);
+        }
+        if let Some(name) = self.broken {
+            let log = self.run.logs().join(format!("{name}.log"));
+            let problem = format!("`{name}` cannot work, and chats depend on it");
+            return Err(Failure::failed(problem).hint(format!("see `{}`", log.display())).into());
+        }
+        match self.supervisor.has_given_up() {
+            true => Ok(Exit::Partial),
+            false => Ok(Exit::Done),
+        }
+    }
+}

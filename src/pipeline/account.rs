@@ -1,0 +1,247 @@
+//! What has become of every turn: captured = trained + refused + pending, always.
+//!
+//! Read off the folders themselves and the ledger of the newest policy, so that a
+//! turn that a stage lost shows as lost. Shards have the same name in every folder
+//! and as many rows; how far a turn is, is how far its shard is.
+
+mod shards;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Error, Hop, Run};
+use shards::{Folder, Ledger, Outcome, Shards};
+
+/// Rates are taken over so long.
+const WINDOW: Duration = Duration::from_secs(600);
+
+/// What has become of the turns.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Account {
+    /// Rows in the spool.
+    pub captured: u64,
+    /// Turns that a policy has learned from.
+    pub trained: u64,
+    /// Turns that the trainer would not have, by reason, and those whose shard a
+    /// stage has given up (`failed_in_STAGE`).
+    pub refused: BTreeMap<String, u64>,
+    /// Turns on their way, by the stage that they wait for.
+    pub pending: BTreeMap<String, u64>,
+    /// Rows that are nowhere: more than 0 is a fault of a stage.
+    pub lost: i64,
+    /// Shards that cannot be read.
+    pub unreadable: u64,
+    /// Turns that `oclaw serve` has not made rows of, if it tells.
+    pub open: Option<u64>,
+}
+
+impl Account {
+    /// Says it in a line.
+    pub fn words(&self) -> String {
+        let sum = |counts: &BTreeMap<String, u64>| counts.values().sum::<u64>();
+        let list = |counts: &BTreeMap<String, u64>| {
+            let parts: Vec<_> =
+                counts.iter().map(|(word, count)| format!("{word} {count}")).collect();
+            if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) }
+        };
+        let Self { captured, trained, refused, pending, lost, .. } = self;
+        let mut text = format!(
+            "captured {captured} = trained {trained} + refused {}{} + pending {}{}",
+            sum(refused),
+            list(refused),
+            sum(pending),
+            list(pending)
+        );
+        if *lost != 0 {
+            text.push_str(&format!(" + LOST {lost}"));
+        }
+        if let Some(open) = self.open {
+            text.push_str(&format!("; {open} more are open"));
+        }
+        text
+    }
+}
+
+/// How a stage is getting on.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Queue {
+    /// The stage.
+    pub stage: String,
+    /// Shards that wait for it.
+    pub shards: u64,
+    /// Rows in them.
+    pub rows: u64,
+    /// Age of the oldest of them, in seconds.
+    pub oldest: Option<u64>,
+    /// Rows done in a minute, over the last ten.
+    pub rows_per_minute: f64,
+    /// Shards that it has given up.
+    pub failed: u64,
+}
+
+/// Looks at the folders of a run again and again; each shard is read once.
+#[derive(Debug)]
+pub struct Accountant {
+    run: Run,
+    hops: Vec<Hop>,
+    shards: Shards,
+    ledger: Ledger,
+}
+
+impl Accountant {
+    /// Looks at a run whose turns go this way.
+    pub fn new(run: &Run, without: &[String]) -> Self {
+        let hops = run.hops(without);
+        Self { run: run.clone(), hops, shards: Shards::default(), ledger: Ledger::default() }
+    }
+
+    /// Counts. Folders are listed before those that they flow into, so that a turn
+    /// on its way is seen once.
+    pub fn take(&mut self) -> Result<(Account, Vec<Queue>), Error> {
+        let spool = Folder::list(&self.run.turns())?;
+        let mut behind = Vec::new();
+        for hop in self.hops.iter().filter(|hop| hop.stage != "train") {
+            behind.push(Folder::list(&hop.into)?);
+        }
+        let policies =
+            self.hops.iter().find(|hop| hop.stage == "train").map(|hop| hop.into.clone());
+        if let Some(policies) = &policies {
+            self.ledger.refresh(policies)?;
+        }
+        let failed: Vec<HashSet<OsString>> =
+            self.hops.iter().map(|hop| given_up(&hop.into)).collect();
+        let mut count = Count {
+            account: Account::default(),
+            queues: self.hops.iter().map(|hop| queue(hop.stage)).collect(),
+            now: SystemTime::now(),
+        };
+        for name in spool.names() {
+            let done = behind.iter().take_while(|folder| folder.has(name)).count();
+            let at = match done {
+                0 => self.run.turns(),
+                done => self.hops[done - 1].into.clone(),
+            };
+            let rows = self.shards.rows(&self.run.turns().join(name));
+            let here = self.shards.rows(&at.join(name));
+            let (Some(rows), Some(here)) = (rows, here) else {
+                count.account.unreadable += 1;
+                continue;
+            };
+            count.account.captured += rows;
+            count.account.lost += rows as i64 - here as i64;
+            let listed = failed.get(done).is_some_and(|failed| failed.contains(name));
+            match self.hops.get(done) {
+                Some(hop) if listed => count.give_up(hop.stage, here),
+                Some(hop) if hop.stage == "train" => {
+                    let path = at.join(name);
+                    let ids = self.shards.ids(&path).unwrap_or_default();
+                    count.trainable((done, &path), ids, &self.ledger);
+                }
+                Some(hop) => count.wait((done, hop.stage), &at.join(name), here),
+                None => count.account_for("nobody", here),
+            }
+        }
+        for (index, hop) in self.hops.iter().enumerate() {
+            count.queues[index].failed = failed[index].len() as u64;
+            count.queues[index].rows_per_minute = match behind.get(index) {
+                Some(folder) => rate(&mut self.shards, &hop.into, folder),
+                None => trained_rate(&self.run, &hop.into),
+            };
+        }
+        Ok((count.account, count.queues))
+    }
+}
+
+/// Counts the rows of shards written lately.
+fn rate(shards: &mut Shards, folder: &Path, listed: &Folder) -> f64 {
+    let since = SystemTime::now().checked_sub(WINDOW).unwrap_or(SystemTime::UNIX_EPOCH);
+    per_minute(listed.since(since).filter_map(|name| shards.rows(&folder.join(name))).sum())
+}
+
+fn per_minute(rows: u64) -> f64 {
+    rows as f64 * 60.0 / WINDOW.as_secs_f64()
+}
+
+fn queue(stage: &str) -> Queue {
+    Queue { stage: stage.to_owned(), ..Queue::default() }
+}
+
+struct Count {
+    account: Account,
+    queues: Vec<Queue>,
+    now: SystemTime,
+}
+
+impl Count {
+    fn account_for(&mut self, stage: &str, rows: u64) {
+        if rows > 0 {
+            *self.account.pending.entry(stage.to_owned()).or_default() += rows;
+        }
+    }
+
+    fn give_up(&mut self, stage: &str, rows: u64) {
+        *self.account.refused.entry(format!("failed_in_{stage}")).or_default() += rows;
+    }
+
+    fn wait(&mut self, (index, stage): (usize, &str), path: &Path, rows: u64) {
+        self.account_for(stage, rows);
+        let queue = &mut self.queues[index];
+        queue.shards += 1;
+        queue.rows += rows;
+        let written = std::fs::metadata(path).and_then(|facts| facts.modified()).ok();
+        let age = written.and_then(|written| self.now.duration_since(written).ok());
+        queue.oldest = queue.oldest.max(age.map(|age| age.as_secs()));
+    }
+
+    fn trainable(&mut self, (index, path): (usize, &Path), ids: &[u128], ledger: &Ledger) {
+        let mut waiting = 0;
+        for id in ids {
+            match ledger.outcome(*id) {
+                Some(Outcome::Trained) => self.account.trained += 1,
+                Some(Outcome::Refused(reason)) => {
+                    *self.account.refused.entry(reason.to_owned()).or_default() += 1;
+                }
+                None => waiting += 1,
+            }
+        }
+        if waiting > 0 {
+            self.wait((index, "train"), path, waiting);
+        }
+    }
+}
+
+/// Reads which shards a stage has given up.
+fn given_up(folder: &Path) -> HashSet<OsString> {
+    let text = std::fs::read_to_string(folder.join("failed.jsonl")).unwrap_or_default();
+    let lines =
+        text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let names = lines.filter_map(|line| Some(OsString::from(line.get("shard")?.as_str()?)));
+    names.collect()
+}
+
+/// Counts the turns of the steps made lately.
+fn trained_rate(run: &Run, policies: &Path) -> f64 {
+    let steps: HashMap<u64, u64> = super::status::steps(run)
+        .into_iter()
+        .map(|step| (step.step, step.turns.unwrap_or_default()))
+        .collect();
+    let Ok(entries) = std::fs::read_dir(policies) else { return 0.0 };
+    let fresh = entries.filter_map(Result::ok).filter_map(|entry| {
+        let name = entry.file_name();
+        let step: u64 = name.to_str()?.strip_prefix("step-")?.parse().ok()?;
+        let age = entry.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default();
+        (age <= WINDOW).then(|| steps.get(&step).copied().unwrap_or_default())
+    });
+    per_minute(fresh.sum())
+}
+
+/// Returns the stages of which a run has no folder.
+pub fn absent(run: &Run) -> Vec<String> {
+    let hops: Vec<(String, PathBuf)> =
+        run.hops(&[]).into_iter().map(|hop| (hop.stage.to_owned(), hop.into)).collect();
+    hops.into_iter().filter(|(_, into)| !into.is_dir()).map(|(stage, _)| stage).collect()
+}

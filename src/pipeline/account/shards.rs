@@ -1,0 +1,185 @@
+//! Shards and ledgers, read no further than their counts and turn ids.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use crate::pipeline::Error;
+use crate::table::shard_names;
+
+/// The shards of a folder, with when each was written.
+#[derive(Debug, Default)]
+pub(super) struct Folder {
+    shards: BTreeMap<OsString, Option<SystemTime>>,
+}
+
+impl Folder {
+    /// Lists a folder; one that is not there yet is empty.
+    pub(super) fn list(folder: &Path) -> Result<Self, Error> {
+        if !folder.exists() {
+            return Ok(Self::default());
+        }
+        let failed =
+            |error: crate::table::Error| Error::file(folder, io::Error::other(error.to_string()));
+        let names = shard_names(folder).map_err(failed)?;
+        let dated = names.into_iter().map(|name| {
+            let written = fs::metadata(folder.join(&name)).and_then(|facts| facts.modified()).ok();
+            (name, written)
+        });
+        Ok(Self { shards: dated.collect() })
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &OsStr> {
+        self.shards.keys().map(OsString::as_os_str)
+    }
+
+    pub(super) fn has(&self, name: &OsStr) -> bool {
+        self.shards.contains_key(name)
+    }
+
+    /// Names those that were written after a time.
+    pub(super) fn since(&self, time: SystemTime) -> impl Iterator<Item = &OsStr> {
+        let fresh =
+            self.shards.iter().filter(move |(_, written)| written.is_some_and(|it| it >= time));
+        fresh.map(|(name, _)| name.as_os_str())
+    }
+}
+
+/// What is known of shards: a finished one changes only by being replaced.
+#[derive(Debug, Default)]
+pub(super) struct Shards {
+    rows: HashMap<PathBuf, (Mark, u64)>,
+    ids: HashMap<PathBuf, (Mark, Vec<u128>)>,
+}
+
+/// Tells a file from another that takes its name.
+type Mark = (u64, Option<SystemTime>);
+
+fn mark(facts: &Metadata) -> Mark {
+    (facts.len(), facts.modified().ok())
+}
+
+impl Shards {
+    /// Returns how many rows a shard has, if it can be read.
+    pub(super) fn rows(&mut self, path: &Path) -> Option<u64> {
+        let now = mark(&fs::metadata(path).ok()?);
+        if let Some((_, rows)) = self.rows.get(path).filter(|(then, _)| *then == now) {
+            return Some(*rows);
+        }
+        let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(path).ok()?).ok()?;
+        let rows = u64::try_from(reader.metadata().file_metadata().num_rows()).ok()?;
+        self.rows.insert(path.to_owned(), (now, rows));
+        Some(rows)
+    }
+
+    /// Returns the turns of a shard, if it can be read.
+    pub(super) fn ids(&mut self, path: &Path) -> Option<&[u128]> {
+        let now = mark(&fs::metadata(path).ok()?);
+        if self.ids.get(path).is_none_or(|(then, _)| *then != now) {
+            let mut ids = Vec::new();
+            for batch in read(path, &["turn_id"]).ok()? {
+                let texts = batch.column(0).as_string_opt::<i32>()?.clone();
+                ids.extend(texts.iter().flatten().map(id));
+            }
+            self.ids.insert(path.to_owned(), (now, ids));
+        }
+        self.ids.get(path).map(|(_, ids)| ids.as_slice())
+    }
+}
+
+/// Returns a number for a turn id: that of the UUID, or of any other text.
+pub(super) fn id(text: &str) -> u128 {
+    match Uuid::parse_str(text) {
+        Ok(id) => id.as_u128(),
+        Err(_) => {
+            let digest = Sha256::digest(text.as_bytes());
+            digest.iter().take(16).fold(0, |sum, byte| sum << 8 | u128::from(*byte))
+        }
+    }
+}
+
+/// What became of a turn that the trainer has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome<'a> {
+    Trained,
+    Refused(&'a str),
+}
+
+/// The ledger of the newest policy.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    policy: PathBuf,
+    /// Turns, each with the place of its reason; none is trained.
+    turns: HashMap<u128, Option<u32>>,
+    reasons: Vec<String>,
+}
+
+impl Ledger {
+    /// Reads the ledger anew if there is a newer policy.
+    pub(super) fn refresh(&mut self, policies: &Path) -> Result<(), Error> {
+        let latest = policies.join("latest");
+        let policy = match latest.canonicalize() {
+            Ok(policy) if policy.is_dir() => policy,
+            Ok(file) => {
+                let name = fs::read_to_string(&file).map_err(|error| Error::file(&file, error))?;
+                policies.join(name.trim())
+            }
+            // No step has been made yet.
+            Err(_) => return Ok(()),
+        };
+        if policy == self.policy {
+            return Ok(());
+        }
+        let path = policy.join("oclaw/ledger.parquet");
+        let failed = |reason: String| Error::file(&path, io::Error::other(reason));
+        let mut fresh = Self { policy, ..Self::default() };
+        let mut places: HashMap<String, u32> = HashMap::new();
+        for batch in read(&path, &["turn_id", "outcome", "reason"]).map_err(failed)? {
+            let column = |name: &str| batch.column_by_name(name)?.as_string_opt::<i32>().cloned();
+            let (Some(ids), Some(outcomes), Some(reasons)) =
+                (column("turn_id"), column("outcome"), column("reason"))
+            else {
+                return Err(failed("its columns have other types".to_owned()));
+            };
+            for row in 0..batch.num_rows() {
+                let place = (outcomes.value(row) != "consumed").then(|| {
+                    let reason = if reasons.is_valid(row) { reasons.value(row) } else { "unknown" };
+                    *places.entry(reason.to_owned()).or_insert_with(|| {
+                        fresh.reasons.push(reason.to_owned());
+                        fresh.reasons.len() as u32 - 1
+                    })
+                });
+                fresh.turns.insert(id(ids.value(row)), place);
+            }
+        }
+        *self = fresh;
+        Ok(())
+    }
+
+    /// Returns what became of a turn.
+    pub(super) fn outcome(&self, turn: u128) -> Option<Outcome<'_>> {
+        Some(match self.turns.get(&turn)? {
+            None => Outcome::Trained,
+            Some(place) => Outcome::Refused(self.reasons.get(*place as usize)?),
+        })
+    }
+}
+
+/// Reads some columns of a file.
+fn read(path: &Path, columns: &[&str]) -> Result<Vec<RecordBatch>, String> {
+    let told = |error: &dyn std::fmt::Display| error.to_string();
+    let file = File::open(path).map_err(|error| told(&error))?;
+    let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| told(&error))?;
+    let mask = ProjectionMask::columns(reader.parquet_schema(), columns.iter().copied());
+    let reader = reader.with_projection(mask).build().map_err(|error| told(&error))?;
+    reader.collect::<Result<_, _>>().map_err(|error| told(&error))
+}

@@ -1,0 +1,394 @@
+//! Which processes a loop is made of: the commands that a person would type.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::{EnginePlan, Error, Kind, Origin, Plan, Process, Run, STAGES, Serves};
+
+/// Where `oclaw serve` listens unless it is told.
+const FRONT: &str = "127.0.0.1:30000";
+/// Where the engine inside `oclaw serve` listens for new weights.
+const INSIDE: &str = "127.0.0.1:30001";
+/// How long `oclaw serve` may take; with a model inside, as long as an engine.
+const SERVE_TIMEOUT: Duration = Duration::from_secs(1800);
+/// Stages that a loop can do without.
+const OPTIONAL: [&str; 6] = ["judge", "hint", "teacher-lp", "advantage", "train", "sync-weights"];
+
+/// The estimator unless it is told, and those that learn from a teacher.
+const ESTIMATOR: &str = "combine";
+const TAUGHT: [&str; 3] = ["opd", "combine", "hybrid"];
+
+/// What is wanted beside the plan.
+#[derive(Debug, Clone)]
+pub struct Wishes {
+    /// The program.
+    pub program: String,
+    /// The configuration file, which every process reads too.
+    pub config: String,
+    /// The folder of the run.
+    pub run: Run,
+    /// Stages to do without.
+    pub without: Vec<String>,
+    /// Steps from one push of weights to the next.
+    pub weight_sync_interval: u64,
+    /// Train only when nobody has chatted for so long.
+    pub train_when_idle: Option<String>,
+    /// Train only in these hours.
+    pub train_hours: Vec<String>,
+}
+
+/// A setting of a stage, wherever it was given: section and key in, value out.
+pub type Given<'a> = &'a dyn Fn(&str, &str) -> Option<String>;
+
+/// When a process is started: each waits for those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    /// First.
+    Engine,
+    /// When the engines that it stands before answer.
+    Serve,
+    /// When chats are served.
+    Stage,
+}
+
+/// A process of the loop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Child {
+    /// Its name.
+    pub name: String,
+    /// When it is started.
+    pub tier: Tier,
+    /// Program and arguments; nothing if somebody else runs it.
+    pub argv: Vec<String>,
+    /// What it is given.
+    pub process: Process,
+    /// What answers once it is ready, and how long that may take.
+    pub ready: Option<(String, Duration)>,
+    /// Whether chats depend on it.
+    pub vital: bool,
+    /// Changes when it has to be started anew to be as the plan wants it.
+    pub digest: String,
+}
+
+/// Lists the processes of a loop, in the order of their start.
+pub fn children(plan: &Plan, wishes: &Wishes, given: Given<'_>) -> Result<Vec<Child>, Error> {
+    let cast = Cast { plan, wishes, given };
+    cast.check_without()?;
+    let mut found: Vec<Child> =
+        plan.engines.iter().map(|(name, it)| cast.engine(name, it)).collect();
+    found.push(cast.serve()?);
+    for hop in wishes.run.hops(&wishes.without) {
+        let folders = [path(&hop.from)?, path(&hop.into)?];
+        let mut argv = cast.command(hop.stage);
+        let words: &[&str] = match hop.stage {
+            "train" => &["--follow", &folders[0], "--out", &folders[1]],
+            _ => &["--follow", &folders[0], "-o", &folders[1]],
+        };
+        argv.extend(words.iter().map(|word| (*word).to_owned()));
+        argv.extend(cast.further(hop.stage)?);
+        found.push(cast.child(hop.stage, Tier::Stage, argv));
+    }
+    if !wishes.without.iter().any(|stage| stage == "sync-weights") {
+        found.push(cast.sync()?);
+    }
+    Ok(found)
+}
+
+/// Returns where clients reach `oclaw serve`, seen from this machine.
+pub fn front(given: Given<'_>) -> Result<String, Error> {
+    let listen = given("serve", "listen").unwrap_or_else(|| FRONT.to_owned());
+    match listen.rsplit_once(':') {
+        Some((_, "0")) | None => Err(Error::Wanting {
+            problem: format!("`[serve] listen` needs a port that stays: `{listen}`"),
+        }),
+        Some(("0.0.0.0" | "[::]", port)) => Ok(format!("http://127.0.0.1:{port}")),
+        Some(_) => Ok(format!("http://{listen}")),
+    }
+}
+
+/// Returns the addresses of the engines that sample the answers.
+pub fn policy_engines(plan: &Plan, given: Given<'_>) -> Vec<String> {
+    let planned: Vec<String> =
+        plan.engines_for(Serves::Policy).map(|(_, engine)| engine.url.clone()).collect();
+    if !planned.is_empty() {
+        return planned;
+    }
+    match (given("serve", "engine"), given("serve", "model")) {
+        (Some(_), _) => plan
+            .values("serve", "engine")
+            .map_or_else(|| given("serve", "engine").into_iter().collect(), <[String]>::to_vec),
+        (None, Some(_)) => {
+            let inside = given("serve", "engine-listen").unwrap_or_else(|| INSIDE.to_owned());
+            vec![format!("http://{inside}")]
+        }
+        (None, None) => Vec::new(),
+    }
+}
+
+fn path(path: &std::path::Path) -> Result<String, Error> {
+    path.to_str().map(str::to_owned).ok_or_else(|| Error::Wanting {
+        problem: format!("`{}` is no name that can be passed on", path.display()),
+    })
+}
+
+struct Cast<'a> {
+    plan: &'a Plan,
+    wishes: &'a Wishes,
+    given: Given<'a>,
+}
+
+impl Cast<'_> {
+    fn check_without(&self) -> Result<(), Error> {
+        let without = &self.wishes.without;
+        let wanting = |problem: String| Err(Error::Wanting { problem });
+        if let Some(odd) = without.iter().find(|stage| !OPTIONAL.contains(&stage.as_str())) {
+            let known = OPTIONAL.map(|name| format!("`{name}`")).join(", ");
+            return wanting(format!(
+                "`without`: no stage `{odd}` to do without; there are {known}"
+            ));
+        }
+        let lacks = |stage: &str| without.iter().any(|it| it == stage);
+        if lacks("advantage") && !lacks("train") {
+            return wanting("`train` needs `advantage`: do without both, or neither".to_owned());
+        }
+        let told = (self.given)("advantage", "estimator");
+        let told = told.or_else(|| (self.given)("train", "estimator"));
+        let estimator = told.unwrap_or_else(|| ESTIMATOR.to_owned());
+        let absent = ["hint", "teacher-lp"].into_iter().find(|stage| lacks(stage));
+        match absent.filter(|_| !lacks("advantage") && TAUGHT.contains(&estimator.as_str())) {
+            Some(stage) => wanting(format!(
+                "`estimator = \"{estimator}\"` needs `{stage}`: do not leave it out, or write \
+                 another, as `grpo`, into `[advantage]` and `[train]`"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn given(&self, section: &str, keys: &[&str]) -> bool {
+        keys.iter().any(|key| (self.given)(section, key).is_some())
+    }
+
+    /// Returns the command of a subcommand.
+    fn command(&self, name: &str) -> Vec<String> {
+        let Wishes { program, config, .. } = self.wishes;
+        [program, name, "--config", config].map(str::to_owned).to_vec()
+    }
+
+    fn child(&self, name: &str, tier: Tier, argv: Vec<String>) -> Child {
+        let process = self.plan.processes.get(name).cloned().unwrap_or_default();
+        self.dressed(Child {
+            name: name.to_owned(),
+            tier,
+            argv,
+            process,
+            ready: None,
+            vital: false,
+            digest: String::new(),
+        })
+    }
+
+    /// Hides the devices of others from a process that has none, and says what it
+    /// was made of.
+    fn dressed(&self, mut child: Child) -> Child {
+        let processes = self.plan.processes.values();
+        let all = processes.chain(self.plan.engines.values().map(|engine| &engine.process));
+        let somebody = all.into_iter().any(|process| !process.gpus.is_empty());
+        if somebody && child.process.gpus.is_empty() && self.plan.scheduler.kind == Kind::Local {
+            child.process.env.insert("CUDA_VISIBLE_DEVICES".to_owned(), String::new());
+        }
+        let section = if STAGES.contains(&child.name.as_str()) { &child.name } else { "engine" };
+        let flags: BTreeMap<_, _> = self
+            .plan
+            .flags
+            .iter()
+            .filter(|((of, _), _)| of == section || of.is_empty())
+            .map(|((of, key), (values, _))| ((of, key), values))
+            .collect();
+        let made_of =
+            format!("{:?} {:?} {:?} {flags:?}", child.argv, child.process.gpus, child.process.env);
+        let digest = Sha256::digest(made_of.as_bytes());
+        child.digest = digest[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+        child
+    }
+
+    fn engine(&self, name: &str, engine: &EnginePlan) -> Child {
+        let argv = match &engine.origin {
+            Origin::Elsewhere => Vec::new(),
+            Origin::Command(words) => words.clone(),
+            Origin::Model(model) => {
+                let mut argv = self.command("engine");
+                let listen = engine.url.split_once("://").map_or("", |(_, rest)| rest);
+                let listen = listen.split('/').next().unwrap_or_default();
+                let model = model.display().to_string();
+                argv.extend([
+                    "--model".to_owned(),
+                    model,
+                    "--listen".to_owned(),
+                    listen.to_owned(),
+                ]);
+                argv
+            }
+        };
+        self.dressed(Child {
+            name: format!("engine-{name}"),
+            tier: Tier::Engine,
+            argv,
+            process: engine.process.clone(),
+            ready: Some((engine.url.clone(), engine.ready_timeout)),
+            vital: engine.serves == Serves::Policy,
+            digest: String::new(),
+        })
+    }
+
+    fn serve(&self) -> Result<Child, Error> {
+        let front = front(self.given)?;
+        let engines = policy_engines(self.plan, self.given);
+        let planned = self.plan.engines_for(Serves::Policy).next().is_some();
+        let own = self.given("serve", &["engine", "model"]);
+        let wanting = |problem: &str| Err(Error::Wanting { problem: problem.to_owned() });
+        if planned && own {
+            return wanting(
+                "`[serve]` has an engine of its own, and `[engines]` another for it: leave one out",
+            );
+        }
+        if engines.is_empty() {
+            return wanting(
+                "nobody answers the chats: write `[serve] model = DIR`, or an `[engines.NAME]` \
+                 that serves `policy`",
+            );
+        }
+        let mut argv = self.command("serve");
+        // What a flag asks of others has to stand beside it on the command line.
+        match (self.given)("serve", "model").filter(|_| !planned) {
+            Some(model) => {
+                let listen = engines[0].trim_start_matches("http://").to_owned();
+                let words = ["--model".to_owned(), model, "--engine-listen".to_owned(), listen];
+                argv.extend(words);
+            }
+            None => {
+                argv.extend(engines.iter().flat_map(|url| ["--engine".to_owned(), url.clone()]));
+            }
+        }
+        let listen = (self.given)("serve", "listen").unwrap_or_else(|| FRONT.to_owned());
+        let spool = path(&self.wishes.run.turns())?;
+        argv.extend(["--listen".to_owned(), listen, "--spool".to_owned(), spool]);
+        let mut child = self.child("serve", Tier::Serve, argv);
+        child.ready = Some((format!("{front}/readyz"), SERVE_TIMEOUT));
+        child.vital = true;
+        Ok(child)
+    }
+
+    /// Returns what else a stage has to be told.
+    fn further(&self, stage: &str) -> Result<Vec<String>, Error> {
+        let flag = |name: &str, value: String| vec![format!("--{name}"), value];
+        match stage {
+            "judge" => self.asked(stage, &["engine", "model", "rules"]),
+            "hint" => self.asked(stage, &["engine", "model", "from-feedback"]),
+            "teacher-lp" => self.teacher(),
+            "advantage" => Ok(self.estimator("advantage", "train")),
+            "train" => {
+                let mut words = flag("metrics", path(&self.wishes.run.metrics())?);
+                words.extend(self.estimator("train", "advantage"));
+                if !self.given("train", &["model"]) {
+                    words.extend(flag("model", self.base()?));
+                }
+                if let Some(idle) = &self.wishes.train_when_idle {
+                    words.extend(flag("when-idle", idle.clone()));
+                    words.extend(flag("spool", path(&self.wishes.run.turns())?));
+                }
+                let hours = self.wishes.train_hours.iter();
+                words.extend(hours.flat_map(|range| flag("hours", range.clone())));
+                Ok(words)
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Returns whom a stage asks, unless its section says so.
+    fn asked(&self, stage: &str, ways: &[&str]) -> Result<Vec<String>, Error> {
+        if self.given(stage, ways) {
+            return Ok(Vec::new());
+        }
+        let engines: Vec<String> = self
+            .plan
+            .engines_for(Serves::Judge)
+            .flat_map(|(_, engine)| ["--engine".to_owned(), engine.url.clone()])
+            .collect();
+        if engines.is_empty() {
+            let ways: Vec<_> = ways.iter().map(|way| format!("`{way}`")).collect();
+            let problem = format!(
+                "`{stage}` has nobody to ask: `[{stage}]` has none of {}, and no \
+                 `[engines.NAME]` serves `judge`; or do without it (`[loop] without`)",
+                ways.join(", ")
+            );
+            return Err(Error::Wanting { problem });
+        }
+        Ok(engines)
+    }
+
+    fn teacher(&self) -> Result<Vec<String>, Error> {
+        let given = |key: &str| (self.given)("teacher-lp", key);
+        let planned = || self.plan.engines_for(Serves::Teacher).next();
+        let mut words = Vec::new();
+        let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
+        let server = match (given("engine"), given("model")) {
+            (Some(url), _) => Some(url),
+            (None, Some(_)) => None,
+            (None, None) => planned().map(|(_, engine)| engine.url.clone()),
+        };
+        match (server, given("model")) {
+            (Some(url), _) => {
+                flag("engine", url);
+                // It has to stand beside the engine on the command line.
+                flag("tokenizer", given("tokenizer").map_or_else(|| self.base(), Ok)?);
+            }
+            (None, Some(_)) => {}
+            (None, None) => flag("model", self.base()?),
+        }
+        let student = given("policy").or_else(|| given("student"));
+        if given("topk").is_some() && student.is_none() {
+            flag("policy", path(&self.wishes.run.policy())?);
+        }
+        Ok(words)
+    }
+
+    /// Returns the estimator of the other of two stages where only that is told.
+    fn estimator(&self, stage: &str, other: &str) -> Vec<String> {
+        match ((self.given)(stage, "estimator"), (self.given)(other, "estimator")) {
+            (None, Some(name)) => vec!["--estimator".to_owned(), name],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Finds the model that everything began from.
+    fn base(&self) -> Result<String, Error> {
+        let planned =
+            self.plan.engines_for(Serves::Policy).find_map(|(_, engine)| match &engine.origin {
+                Origin::Model(model) => Some(model.clone()),
+                _ => None,
+            });
+        let told = (self.given)("train", "model").or_else(|| (self.given)("serve", "model"));
+        let found = told.map(PathBuf::from).or(planned).ok_or_else(|| Error::Wanting {
+            problem: "no start model is named: write `[train] model = DIR`".to_owned(),
+        })?;
+        path(&found)
+    }
+
+    fn sync(&self) -> Result<Child, Error> {
+        let mut argv = self.command("sync-weights");
+        let mut flag = |name: &str, value: String| argv.extend([format!("--{name}"), value]);
+        flag("follow", path(&self.wishes.run.policy())?);
+        if !self.given("sync-weights", &["engine"]) {
+            policy_engines(self.plan, self.given).into_iter().for_each(|url| flag("engine", url));
+        }
+        if !self.given("sync-weights", &["proxy"]) {
+            flag("proxy", front(self.given)?);
+        }
+        flag("every", self.wishes.weight_sync_interval.to_string());
+        Ok(self.child("sync-weights", Tier::Stage, argv))
+    }
+}

@@ -1,0 +1,291 @@
+//! Starts the processes of a loop in order, watches them, starts them again.
+//!
+//! Nothing in here waits: the caller calls [`Supervisor::tick`] again and again, and
+//! says what it has to tell.
+
+mod drain;
+mod record;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::probe::Probe;
+use super::watched::Watched;
+use super::{Child, Error, Job, Launcher, Limits, Phase, Run, State, Tier, logs};
+use drain::Drain;
+pub use record::ChildStatus;
+use record::Record;
+
+/// How often a log is looked at.
+const LOG_LOOK: Duration = Duration::from_secs(5);
+
+/// The processes of a loop.
+#[derive(Debug)]
+pub struct Supervisor {
+    launcher: Launcher,
+    run: Run,
+    limits: Limits,
+    watched: Vec<Watched>,
+    probe: Probe,
+    drain: Option<Drain>,
+    told: Vec<String>,
+    logs_seen: Option<Instant>,
+}
+
+impl Supervisor {
+    /// Takes up what another supervisor has left running, and ends what is not
+    /// wanted any more.
+    pub async fn open(
+        launcher: Launcher,
+        run: Run,
+        children: Vec<Child>,
+        limits: Limits,
+    ) -> Result<Self, Error> {
+        let now = Instant::now();
+        let record = Record::read(&run);
+        let folder = std::env::current_dir().map_err(|source| Error::file(".", source))?;
+        let watched = children.into_iter().map(|child| {
+            let job = Job {
+                id: String::new(),
+                name: child.name.clone(),
+                argv: child.argv.clone(),
+                env: child.process.env.clone(),
+                gpus: child.process.gpus.clone(),
+                log: run.logs().join(format!("{}.log", child.name)),
+                folder: folder.clone(),
+                outlives: child.tier < Tier::Stage,
+            };
+            Watched::new(child, job, now)
+        });
+        let mut supervisor = Self {
+            launcher,
+            limits,
+            watched: watched.collect(),
+            probe: Probe::new(),
+            drain: None,
+            told: Vec::new(),
+            logs_seen: None,
+            run,
+        };
+        supervisor.take_up(&record).await?;
+        Ok(supervisor)
+    }
+
+    /// Looks at every process once.
+    pub async fn tick(&mut self) {
+        if self.drain.is_some() {
+            self.drain_on().await;
+            return;
+        }
+        for index in 0..self.watched.len() {
+            self.look(index).await;
+        }
+        if self.logs_seen.is_none_or(|seen| seen.elapsed() >= LOG_LOOK) {
+            self.logs_seen = Some(Instant::now());
+            for index in 0..self.watched.len() {
+                self.look_at_log(index).await;
+            }
+        }
+    }
+
+    /// Takes what there is to tell.
+    pub fn take_told(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.told)
+    }
+
+    /// Returns the name of a process that chats depend on and that cannot work.
+    pub fn broken(&self) -> Option<&str> {
+        let broken = |it: &&Watched| it.child.vital && it.phase == Phase::GivenUp;
+        self.watched.iter().find(broken).map(|it| it.child.name.as_str())
+    }
+
+    /// Whether a process cannot do its work, and is not started any more.
+    pub fn has_given_up(&self) -> bool {
+        self.watched.iter().any(|it| it.phase == Phase::GivenUp)
+    }
+
+    /// Says how each process is.
+    pub fn status(&self) -> Vec<ChildStatus> {
+        let pid = |it: &Watched| match &self.launcher {
+            Launcher::Local(local) => local.pid(&it.job),
+        };
+        let status = |it: &Watched| ChildStatus::of(it, pid(it).filter(|_| it.phase.is_alive()));
+        self.watched.iter().map(status).collect()
+    }
+
+    /// Returns the versions of the weights that the engines serve, by address.
+    pub async fn served(&self, engines: &[String]) -> BTreeMap<String, Option<String>> {
+        let asked = engines
+            .iter()
+            .map(|url| async move { (url.clone(), self.probe.weight_version(url).await) });
+        futures_util::future::join_all(asked).await.into_iter().collect()
+    }
+
+    /// Returns how many turns `oclaw serve` has not made rows of, if it tells.
+    pub async fn open_turns(&self, front: &str) -> Option<u64> {
+        let text = self.probe.text(&format!("{front}/metrics")).await?;
+        let value = |name: &str| {
+            let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
+            lines.find_map(|rest| rest.trim().parse::<u64>().ok())
+        };
+        Some(value("oclaw_open_turns ")? + value("oclaw_waiting_rows ")?)
+    }
+
+    async fn look(&mut self, index: usize) {
+        let now = Instant::now();
+        match self.watched[index].phase {
+            Phase::Waiting if self.is_open(index) => self.start(index).await,
+            Phase::Resting(until) if now >= until => {
+                self.watched[index].enter(Phase::Waiting, now);
+            }
+            Phase::Starting | Phase::Up => {
+                let runs = self.runs(index).await;
+                if runs && self.watched[index].phase == Phase::Starting {
+                    self.greet(index).await;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether those before a process are ready. Chats have to be served once before
+    /// the stages begin; what is served needs its engines each time.
+    fn is_open(&self, index: usize) -> bool {
+        let ready = |tier: Tier, test: fn(&Watched) -> bool| {
+            self.watched.iter().filter(|it| it.child.tier == tier && it.child.vital).all(test)
+        };
+        match self.watched[index].child.tier {
+            Tier::Engine => true,
+            Tier::Serve => ready(Tier::Engine, |it| it.phase == Phase::Up),
+            Tier::Stage => ready(Tier::Serve, |it| it.was_ready),
+        }
+    }
+
+    async fn start(&mut self, index: usize) {
+        let now = Instant::now();
+        let watched = &mut self.watched[index];
+        watched.attempt += 1;
+        watched.job.id = record::id(&watched.child, watched.attempt);
+        if watched.child.argv.is_empty() {
+            watched.enter(Phase::Starting, now);
+            return;
+        }
+        // Before the start, so that the next supervisor knows whom to ask for.
+        self.keep_record();
+        let watched = &mut self.watched[index];
+        match self.launcher.start(&watched.job).await {
+            Ok(()) => {
+                watched.enter(Phase::Starting, now);
+                self.tell(index, "started");
+            }
+            Err(error) => {
+                let wait = watched.rest(&self.limits, now);
+                let told = format!("{}: tried again in {:.1} s", chain(&error), wait.as_secs_f64());
+                self.tell(index, &told);
+            }
+        }
+    }
+
+    /// Whether a process still runs. Notes its end.
+    async fn runs(&mut self, index: usize) -> bool {
+        let watched = &mut self.watched[index];
+        if watched.child.argv.is_empty() {
+            return true;
+        }
+        let code = match self.launcher.poll(&watched.job).await {
+            Ok(State::Running) => return true,
+            Ok(State::Pending) => return false,
+            Ok(State::Ended { code }) => code,
+            Ok(State::Lost) => None,
+            Err(error) => {
+                let told = format!("{}: waiting", chain(&error));
+                self.tell_once(index, told);
+                return false;
+            }
+        };
+        // The end of its log may tell why.
+        let _ = self.launcher.logs(&self.watched[index].job).await;
+        self.note_end(index, code);
+        false
+    }
+
+    fn note_end(&mut self, index: usize, code: Option<i32>) {
+        let watched = &mut self.watched[index];
+        let mut told = watched.ended(code, &self.limits, Instant::now());
+        // Of programs that are not ours nobody knows what they say.
+        let ours = watched.job.argv.get(2).is_some_and(|word| word == "--config");
+        if code.is_some_and(|code| code != 0)
+            && ours
+            && let Some(words) = logs::last_words(&watched.job.log)
+        {
+            told.push_str(&format!("\n  {words}"));
+        }
+        self.tell(index, &told);
+    }
+
+    /// Asks a process that was started whether it is ready.
+    async fn greet(&mut self, index: usize) {
+        let Some((url, patience)) = self.watched[index].child.ready.clone() else {
+            let watched = &mut self.watched[index];
+            watched.was_ready = true;
+            watched.enter(Phase::Up, Instant::now());
+            return;
+        };
+        let ready = self.probe.is_ready(&url).await;
+        let now = Instant::now();
+        let watched = &mut self.watched[index];
+        let waited = now.duration_since(watched.since);
+        if ready {
+            watched.was_ready = true;
+            watched.said = None;
+            watched.enter(Phase::Up, now);
+            self.tell(index, &format!("ready after {:.1} s", waited.as_secs_f64()));
+        } else if waited >= patience {
+            let told = format!("not ready after {:.0} s", patience.as_secs_f64());
+            if watched.child.argv.is_empty() {
+                self.tell_once(index, format!("{told}: waiting for it"));
+            } else {
+                let job = watched.job.clone();
+                self.tell(index, &told);
+                let _ = self.launcher.stop(&job, true).await;
+            }
+        }
+    }
+
+    async fn look_at_log(&mut self, index: usize) {
+        let watched = &self.watched[index];
+        if watched.child.argv.is_empty() {
+            return;
+        }
+        if watched.phase.is_alive() {
+            let _ = self.launcher.logs(&watched.job).await;
+        }
+        if let Err(source) = logs::rotate(&watched.job.log, self.limits.log_bytes) {
+            let error = Error::file(&watched.job.log, source);
+            self.tell_once(index, chain(&error));
+        }
+    }
+
+    fn tell(&mut self, index: usize, what: &str) {
+        self.told.push(format!("{}: {what}", self.watched[index].child.name));
+    }
+
+    /// Tells what is wrong, unless it was the last thing said.
+    fn tell_once(&mut self, index: usize, what: String) {
+        if self.watched[index].said.as_ref() != Some(&what) {
+            self.tell(index, &what);
+            self.watched[index].said = Some(what);
+        }
+    }
+}
+
+/// Returns an error with its causes, on a line.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}

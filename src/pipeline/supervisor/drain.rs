@@ -1,0 +1,84 @@
+//! The orderly end.
+
+use std::time::Instant;
+
+use super::super::{Phase, State};
+use super::Supervisor;
+use super::record::ENDING;
+
+/// An end under way.
+#[derive(Debug)]
+pub(super) struct Drain {
+    /// Which of the tiers is ending.
+    tier: usize,
+    since: Instant,
+    /// Whether its processes were told to end at once.
+    forced: bool,
+}
+
+impl Supervisor {
+    /// Begins to end: no process is started any more, and tier after tier is asked
+    /// to end, each with its time of grace.
+    pub fn drain(&mut self) {
+        if self.drain.is_none() {
+            self.drain = Some(Drain { tier: 0, since: Instant::now(), forced: false });
+        }
+    }
+
+    /// Whether everything has ended.
+    pub fn is_over(&self) -> bool {
+        self.drain.as_ref().is_some_and(|drain| drain.tier >= ENDING.len())
+    }
+
+    pub(super) async fn drain_on(&mut self) {
+        let now = Instant::now();
+        let Some(Drain { tier, since, forced }) = &self.drain else { return };
+        let (at, since, forced) = (*tier, *since, *forced);
+        let Some(tier) = ENDING.get(at) else { return };
+        let late = now.duration_since(since) >= self.limits.grace;
+        let mut alive = false;
+        for index in 0..self.watched.len() {
+            if self.watched[index].child.tier == *tier {
+                alive |= self.end(index, late && !forced).await;
+            }
+        }
+        self.drain = Some(match alive {
+            true => Drain { tier: at, since, forced: forced || late },
+            false => Drain { tier: at + 1, since: now, forced: false },
+        });
+    }
+
+    /// Ends a process further. Returns whether it is still there.
+    async fn end(&mut self, index: usize, force: bool) -> bool {
+        let now = Instant::now();
+        let watched = &mut self.watched[index];
+        if !watched.phase.is_alive() || watched.child.argv.is_empty() {
+            if !matches!(watched.phase, Phase::GivenUp | Phase::Finished | Phase::Over) {
+                watched.enter(Phase::Over, now);
+            }
+            return false;
+        }
+        // One that cannot be asked about is asked again.
+        let state = self.launcher.poll(&watched.job).await.unwrap_or(State::Running);
+        if let State::Ended { .. } | State::Lost = state {
+            watched.enter(Phase::Over, now);
+            let told = match state {
+                State::Ended { code: Some(0) } => "ended".to_owned(),
+                State::Ended { code: Some(code) } => format!("ended with exit code {code}"),
+                _ => "is gone".to_owned(),
+            };
+            self.tell(index, &told);
+            return false;
+        }
+        if watched.phase != Phase::Ending || force {
+            let asked = self.launcher.stop(&watched.job, force).await;
+            if watched.phase != Phase::Ending && asked.is_ok() {
+                watched.enter(Phase::Ending, now);
+            }
+            if force {
+                self.tell(index, "did not end in time, and is killed");
+            }
+        }
+        true
+    }
+}

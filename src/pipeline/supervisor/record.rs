@@ -1,0 +1,133 @@
+//! What one supervisor leaves to the next, and tells of each process.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::super::watched::Watched;
+use super::super::{Child, Error, Phase, Run, State, Tier, write_aside};
+use super::Supervisor;
+
+/// How often is looked whether somebody has ended.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The processes of a loop, as they were started last.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Record {
+    children: BTreeMap<String, Kept>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    id: String,
+    attempt: u64,
+    restarts: u64,
+}
+
+impl Record {
+    /// Reads the record of a run. A broken one is as good as none.
+    pub(super) fn read(run: &Run) -> Self {
+        let text = std::fs::read(run.record()).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+}
+
+/// How a process is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChildStatus {
+    /// Its name.
+    pub name: String,
+    /// What it is at.
+    pub phase: String,
+    /// Its number, if it runs on this machine.
+    pub pid: Option<u32>,
+    /// For how long it has been at that, in seconds.
+    pub seconds: u64,
+    /// How often it was started again.
+    pub restarts: u64,
+    /// How it ended the last time.
+    pub last_end: Option<String>,
+}
+
+impl ChildStatus {
+    pub(super) fn of(watched: &Watched, pid: Option<u32>) -> Self {
+        Self {
+            name: watched.child.name.clone(),
+            phase: watched.phase.as_str().to_owned(),
+            pid,
+            seconds: watched.since.elapsed().as_secs(),
+            restarts: watched.restarts,
+            last_end: watched.last_end.clone(),
+        }
+    }
+}
+
+/// Returns the id of a start.
+pub(super) fn id(child: &Child, attempt: u64) -> String {
+    format!("{}-{}-{attempt}", child.name, child.digest)
+}
+
+impl Supervisor {
+    /// Writes down what was started. A full disk takes no record: what outlives us
+    /// is then found by its mark.
+    pub(super) fn keep_record(&mut self) {
+        let kept = self.watched.iter().map(|it| {
+            let kept = Kept { id: it.job.id.clone(), attempt: it.attempt, restarts: it.restarts };
+            (it.child.name.clone(), kept)
+        });
+        let record = Record { children: kept.collect() };
+        let text = serde_json::to_vec_pretty(&record).unwrap_or_default();
+        if let Err(error) = write_aside(&self.run.record(), &text) {
+            self.told.push(super::chain(&error));
+        }
+    }
+
+    /// Takes up what the last supervisor has left, and ends the rest of it.
+    pub(super) async fn take_up(&mut self, record: &Record) -> Result<(), Error> {
+        for watched in &mut self.watched {
+            let Some(kept) = record.children.get(&watched.child.name) else { continue };
+            (watched.attempt, watched.restarts) = (kept.attempt, kept.restarts);
+            watched.job.id = id(&watched.child, kept.attempt);
+            if kept.id != watched.job.id || watched.child.argv.is_empty() {
+                continue;
+            }
+            let keeps = self.launcher.keeps(&watched.job);
+            if keeps && self.launcher.poll(&watched.job).await? == State::Running {
+                watched.enter(Phase::Starting, Instant::now());
+                let told = match self.launcher.pid(&watched.job) {
+                    Some(pid) => format!("{}: taken up (process {pid})", watched.child.name),
+                    None => format!("{}: taken up", watched.child.name),
+                };
+                self.told.push(told);
+            }
+        }
+        self.end_others().await
+    }
+
+    /// Ends what runs of this loop and is not taken up.
+    async fn end_others(&mut self) -> Result<(), Error> {
+        let taken = self.watched.iter().filter(|it| it.phase == Phase::Starting);
+        let keep: Vec<String> = taken.map(|it| it.job.id.clone()).collect();
+        let others = self.launcher.others(&keep)?;
+        if others.is_empty() {
+            return Ok(());
+        }
+        self.told.push(format!("left by another supervisor, ended: {}", others.join(", ")));
+        self.launcher.end_others(&keep, false)?;
+        let asked = Instant::now();
+        let mut forced = false;
+        while !self.launcher.others(&keep)?.is_empty() {
+            if !forced && asked.elapsed() >= self.limits.grace {
+                forced = true;
+                self.launcher.end_others(&keep, true)?;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+}
+
+/// The order in which a loop ends: nobody is served any more, what is at hand is
+/// done, and then nobody needs the engines.
+pub(super) const ENDING: [Tier; 3] = [Tier::Serve, Tier::Stage, Tier::Engine];

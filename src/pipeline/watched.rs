@@ -1,0 +1,162 @@
+//! One process under watch: when it is started, and when nobody starts it again.
+
+use std::time::{Duration, Instant};
+
+use super::{Child, Job};
+
+/// How long and how often.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// The first wait before a process is started again; each further one is twice
+    /// as long.
+    pub first_wait: Duration,
+    /// The longest.
+    pub longest_wait: Duration,
+    /// A process that has run for so long begins with the first wait again.
+    pub steady: Duration,
+    /// So many ends that are the process's own fault, with none of that in between,
+    /// and nobody starts it again.
+    pub give_up: u32,
+    /// How long each tier may take to end when it is asked to.
+    pub grace: Duration,
+    /// The longest log.
+    pub log_bytes: u64,
+}
+
+/// Exit codes that another start does not change: wrong settings, and a bug.
+const OWN_FAULT: [i32; 2] = [2, 101];
+/// Exit code of a stage whose budget is spent.
+const SPENT: i32 = 3;
+
+/// What a process is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// It waits for those before it.
+    Waiting,
+    /// It was started, and does not answer yet.
+    Starting,
+    /// It is at work.
+    Up,
+    /// It has ended, and is started again then.
+    Resting(Instant),
+    /// It has done what its budget allows.
+    Finished,
+    /// It cannot do its work, and is not started any more.
+    GivenUp,
+    /// It was asked to end.
+    Ending,
+    /// It has ended for good.
+    Over,
+}
+
+impl Phase {
+    /// Returns the word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Starting => "starting",
+            Self::Up => "up",
+            Self::Resting(_) => "resting",
+            Self::Finished => "finished",
+            Self::GivenUp => "given up",
+            Self::Ending => "ending",
+            Self::Over => "ended",
+        }
+    }
+
+    /// Whether a process may be there.
+    pub(super) fn is_alive(self) -> bool {
+        matches!(self, Self::Starting | Self::Up | Self::Ending)
+    }
+}
+
+/// A process under watch.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) child: Child,
+    pub(super) job: Job,
+    pub(super) phase: Phase,
+    /// Number of its latest start.
+    pub(super) attempt: u64,
+    pub(super) restarts: u64,
+    /// Since when it is in its phase.
+    pub(super) since: Instant,
+    /// Whether it was ready once.
+    pub(super) was_ready: bool,
+    /// How it ended the last time.
+    pub(super) last_end: Option<String>,
+    /// What is wrong, as it was said.
+    pub(super) said: Option<String>,
+    /// Ends in a row, none of them after a steady time.
+    streak: u32,
+    /// Of these, the ones that were its own fault.
+    faults: u32,
+}
+
+impl Watched {
+    pub(super) fn new(child: Child, job: Job, now: Instant) -> Self {
+        Self {
+            child,
+            job,
+            phase: Phase::Waiting,
+            attempt: 0,
+            restarts: 0,
+            since: now,
+            was_ready: false,
+            last_end: None,
+            said: None,
+            streak: 0,
+            faults: 0,
+        }
+    }
+
+    pub(super) fn enter(&mut self, phase: Phase, now: Instant) {
+        self.phase = phase;
+        self.since = now;
+    }
+
+    /// Notes an end, and says what comes of it.
+    pub(super) fn ended(&mut self, code: Option<i32>, limits: &Limits, now: Instant) -> String {
+        if self.phase == Phase::Up && now.duration_since(self.since) >= limits.steady {
+            (self.streak, self.faults) = (0, 0);
+        }
+        let end = match code {
+            Some(code) => format!("ended with exit code {code}"),
+            None => "was killed".to_owned(),
+        };
+        self.last_end = Some(end.clone());
+        if code == Some(SPENT) {
+            self.enter(Phase::Finished, now);
+            return format!("{end}: its budget is spent");
+        }
+        // A server that never was ready has nothing that could be waited for.
+        let no_start = code == Some(1) && self.child.ready.is_some() && !self.was_ready;
+        let own = code.is_some_and(|code| OWN_FAULT.contains(&code));
+        self.faults += u32::from(own || no_start);
+        if self.faults >= limits.give_up {
+            self.enter(Phase::GivenUp, now);
+            return format!("{end} for the {} time: it is not started again", nth(self.faults));
+        }
+        let wait = self.rest(limits, now);
+        format!("{end}: started again in {:.1} s", wait.as_secs_f64())
+    }
+
+    /// Lets it rest, longer each time.
+    pub(super) fn rest(&mut self, limits: &Limits, now: Instant) -> Duration {
+        let doubled = limits.first_wait.saturating_mul(1 << self.streak.min(20));
+        let wait = doubled.min(limits.longest_wait);
+        self.streak += 1;
+        self.restarts += 1;
+        self.enter(Phase::Resting(now + wait), now);
+        wait
+    }
+}
+
+fn nth(number: u32) -> String {
+    match number {
+        1 => "first".to_owned(),
+        2 => "second".to_owned(),
+        3 => "third".to_owned(),
+        number => format!("{number}th"),
+    }
+}

@@ -1,0 +1,89 @@
+//! What a loop does not begin, and what it gives up.
+
+use std::fs;
+
+use super::Loop;
+use crate::harness::oclaw;
+
+/// Starts a loop that must be refused; returns its words.
+fn refused(config: &str, further: &[&str]) -> String {
+    let looped = Loop::new(config);
+    let output = looped.command().args(further).assert().code(2);
+    assert!(!looped.path("run").exists(), "nothing is made for nothing");
+    String::from_utf8(output.get_output().stderr.clone()).unwrap()
+}
+
+const SERVE: &str = "[serve]\nengine = \"http://127.0.0.1:1\"\n";
+const BARE: &str = "[loop]\nwithout = [\"judge\", \"hint\", \"teacher-lp\", \"advantage\", \
+                    \"train\", \"sync-weights\"]\n";
+
+#[test]
+fn what_cannot_work_is_refused_before_anything_starts() {
+    for (config, further, words) in [
+        ("", &[][..], "nobody answers the chats: write `[serve] model = DIR`"),
+        (SERVE, &[], "`judge` has nobody to ask"),
+        (SERVE, &["--without", "jugde"], "`without`: no stage `jugde` to do without"),
+        (SERVE, &["--without", "advantage"], "`train` needs `advantage`"),
+        (SERVE, &["--without", "hint"], "`estimator = \"combine\"` needs `hint`"),
+        (
+            "[serve]\nengine = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\n",
+            &[],
+            "`[serve] listen` needs a port that stays",
+        ),
+        (
+            "[serve]\nmodel = \"m\"\n[engines.a]\nmodel = \"m\"\n",
+            &[],
+            "`[serve]` has an engine of its own, and `[engines]` another for it",
+        ),
+        ("[engines.a]\nmodl = \"m\"\n", &[], "`oclaw.toml` line 2: no setting `modl`"),
+        ("[loop]\ngrce = \"1s\"\n", &[], "`oclaw.toml` line 2: no setting `grce` in `[loop]`"),
+        ("[loop]\ntrain-hours = [\"22-6\"]\n", &[], "wanted hours as in `22:00-06:00`"),
+        (
+            "[serve]\nmodel = \"m\"\n[judge]\nrules = \"\"\n[hint]\nfrom-feedback = true\n\
+             [train]\ngpus = [1]\n[judge.env]\nA = \"b\"\n",
+            &["--devices", "1"],
+            "line 8: `[train]` has no device 1: there are 0",
+        ),
+    ] {
+        let said = refused(config, further);
+        assert!(said.contains(words), "{config}: {said}");
+    }
+    let output = oclaw().arg("loop").assert().code(2);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("a loop needs a configuration\nhint: `oclaw loop FILE`"), "{said}");
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = oclaw();
+    let output = command.args(["loop", "--status"]).arg(folder.path()).assert().code(2);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("is no run: it has no `turns`"), "{said}");
+}
+
+/// Others than those on this machine need a key.
+#[test]
+fn the_state_is_not_for_everybody() {
+    let looped = Loop::new(&format!("{SERVE}{BARE}listen = \"0.0.0.0:0\"\n"));
+    let output = looped.command().assert().code(2);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("key"), "{said}");
+}
+
+/// Chats depend on serve: if that cannot work, nothing can.
+#[test]
+fn a_loop_whose_server_cannot_work_ends_and_says_so() {
+    let config = format!(
+        "{SERVE}listen = \"FRONT\"\nkey-file = \"absent\"\n{BARE}give-up = 2\nrestart-wait = \"10ms\"\n"
+    );
+    let looped = Loop::new(&config);
+    let output = looped.command().timeout(super::PATIENCE).assert().code(1);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    for words in [
+        "serve: ended with exit code 2: started again in 0.0 s",
+        "cannot read the keys in `absent`",
+        "serve: ended with exit code 2 for the second time: it is not started again",
+        "`serve` cannot work, and chats depend on it",
+        "hint: see `run/logs/serve.log`",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(fs::read_to_string(looped.path("run/logs/loop.log")).unwrap().contains("not started"));
+}

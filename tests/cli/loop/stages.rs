@@ -1,0 +1,178 @@
+//! Stages that fail, wait or fill up, while chats go on. Nothing here needs a model.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::chats::{Chatter, converse};
+use super::{Loop, PATIENCE, signal};
+use crate::harness::fake_engine::{FakeEngine, Reply};
+use crate::harness::fake_upstream::{FakeUpstream, Seen, Speaks, Step, json as whole};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// An engine that answers everything alike, in SGLang's way.
+fn engine() -> FakeUpstream {
+    let answer = |_: &Seen| -> Vec<Step> {
+        let answer = json!({"metadata": {"weight_version": "0"}, "choices": [{"index": 0,
+            "message": {"role": "assistant", "content": "Paris"}, "finish_reason": "stop",
+            "matched_stop": 9, "prompt_token_ids": [1], "response_token_ids": [8, 9],
+            "meta_info": {"output_token_logprobs": [[-0.5, 8, null], [-0.25, 9, null]]}}],
+            "usage": {"completion_tokens": 2}});
+        whole(200, &answer.to_string())
+    };
+    FakeUpstream::start(Speaks::Sglang, answer)
+}
+
+/// Serve in front of somebody else's engine, a judge, and what is asked for.
+fn config(engine: &str, rest: &str) -> String {
+    format!(
+        "[engines.policy]\nurl = \"{engine}\"\n[serve]\nlisten = \"FRONT\"\n\
+         shard-age = \"200ms\"\n[advantage]\npoll = \"100ms\"\nestimator = \"grpo\"\n{rest}"
+    )
+}
+
+const ONLY_JUDGE: &str =
+    "[loop]\nwithout = [\"hint\", \"teacher-lp\", \"train\", \"sync-weights\"]\n";
+
+fn pending(status: &Value, stage: &str) -> i64 {
+    status["account"]["pending"][stage].as_i64().unwrap_or(0)
+}
+
+/// Waits until so many turns were chatted.
+fn chatted(chatter: &Chatter, turns: u64) {
+    let start = Instant::now();
+    while chatter.turns.load(Ordering::Relaxed) < turns {
+        assert!(start.elapsed() < PATIENCE, "nobody answers the chats");
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_judge_that_never_answers_holds_up_nothing_but_itself() {
+    let upstream = engine();
+    let judge = FakeEngine::start();
+    judge.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "scripted"}]}))]);
+    let verdict = json!({"choices": [{"message": {"role": "assistant", "content": "\\boxed{1}"},
+        "finish_reason": "stop"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}});
+    judge.on(CHAT, [Reply::json(200, verdict)]);
+    judge.hold(CHAT);
+    let rest = format!(
+        "[judge]\nno-cache = true\npoll = \"100ms\"\n{ONLY_JUDGE}\
+         [engines.prm]\nurl = \"{}\"\nserves = \"judge\"\n",
+        judge.url()
+    );
+    let looped = Loop::new(&config(&upstream.url(), &rest));
+    let mut running = looped.start();
+    running.hears("judge: started");
+    let chatter = Chatter::start(&looped.front);
+    judge.arrived(CHAT, 1);
+    chatted(&chatter, 12);
+    looped.until("turns wait for the judge", |status| pending(status, "judge") >= 6);
+    judge.release();
+    let (turns, retries) = chatter.stop();
+    assert_eq!(retries, 0, "no chat of {turns} failed");
+    let done = looped.until("the judge has caught up", |status| {
+        pending(status, "judge") == 0 && pending(status, "nobody") >= 6
+    });
+    let captured = done["account"]["captured"].as_i64().unwrap();
+    assert_eq!(captured + done["account"]["open"].as_i64().unwrap_or(0), turns as i64);
+    assert_eq!(running.stop().0, Some(0));
+}
+
+#[test]
+fn a_stage_with_wrong_settings_is_given_up_and_the_others_go_on() {
+    let upstream = engine();
+    let rest = format!(
+        "[judge]\nrules = \"absent.toml\"\n{ONLY_JUDGE}give-up = 2\nrestart-wait = \"50ms\"\n\
+         listen = \"FREE\"\n"
+    );
+    let looped = Loop::new(&config(&upstream.url(), &rest));
+    let mut running = looped.start();
+    let address = running.hears("status: http://");
+    let address = address.split("http://").nth(1).unwrap().split('/').next().unwrap().to_owned();
+    running.hears("judge: ended with exit code 2 for the second time: it is not started again");
+    assert_eq!(converse(&looped.front, "on", 3), 0);
+    looped.until("turns wait for nobody", |status| pending(status, "judge") == 2);
+    let page = |route: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        write!(stream, "GET {route} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let until = |route: &str, words: &str| {
+        let start = Instant::now();
+        while !page(route).contains(words) {
+            assert!(start.elapsed() < PATIENCE, "{words}: {}", page(route));
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+    };
+    until("/metrics", "oclaw_loop_process_up{process=\"judge\",phase=\"given up\"} 0\n");
+    until("/metrics", "oclaw_loop_turns_pending{stage=\"judge\"} 2\n");
+    until("/metrics", "oclaw_loop_process_up{process=\"serve\",phase=\"up\"} 1\n");
+    until("/status", "\"captured\":2");
+    assert!(page("/healthz").starts_with("HTTP/1.1 200"));
+    assert!(page("/elsewhere").starts_with("HTTP/1.1 404"));
+    let (code, words) = running.stop();
+    assert_eq!(code, Some(3), "{words}");
+}
+
+/// An engine that dies while it loads new weights comes up with its old ones.
+#[test]
+fn an_engine_that_dies_during_an_update_gets_it_again() {
+    let engine = FakeEngine::sglang();
+    let rest = "[sync-weights]\npoll = \"100ms\"\ntries = 1\n[loop]\nwithout = [\"judge\", \
+                \"hint\", \"teacher-lp\", \"advantage\", \"train\"]\n";
+    let looped = Loop::new(&config(&engine.url(), rest));
+    let policy = looped.path("run/policy/step-000007");
+    fs::create_dir_all(&policy).unwrap();
+    fs::write(policy.join("config.json"), "{}").unwrap();
+    fs::write(policy.join("model.safetensors"), "").unwrap();
+    engine.hold("/update_weights_from_disk");
+    let mut running = looped.start();
+    running.hears("sync-weights: started");
+    std::os::unix::fs::symlink("step-000007", looped.path("run/policy/latest")).unwrap();
+    engine.arrived("/update_weights_from_disk", 1);
+    let pid = looped.pid("sync-weights");
+    signal(pid.unwrap(), "KILL");
+    running.hears("sync-weights: was killed");
+    engine.restart();
+    engine.release();
+    looped.until("the policy is served", |status| {
+        status["policy"]["served"][&engine.url()] == "7" && status["policy"]["staleness"] == 0
+    });
+    assert_eq!(running.stop().0, Some(0));
+}
+
+/// A second loop in the same folder is refused; the second signal ends at once.
+#[test]
+fn one_loop_a_folder_and_two_signals_end_it() {
+    let upstream = engine();
+    let judge = FakeEngine::start();
+    judge.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "scripted"}]}))]);
+    let rest = format!("[judge]\nrules = \"\"\n{ONLY_JUDGE}");
+    let looped = Loop::new(&config(&upstream.url(), &rest));
+    let mut running = looped.start();
+    running.hears("judge: started");
+    let second = looped.command().timeout(PATIENCE).assert().code(1);
+    let said = String::from_utf8(second.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("run/state"), "{said}");
+    let serve = looped.pid("serve").unwrap();
+    // Serve does not end while it is stopped.
+    signal(serve, "STOP");
+    running.signal("TERM");
+    running.hears("ending: serve first");
+    running.signal("INT");
+    let (code, words) = running.end();
+    assert_eq!(code, Some(130), "{words}");
+    let start = Instant::now();
+    while super::runs_here(serve as u64, looped.path("").as_path()) {
+        assert!(start.elapsed() < PATIENCE, "serve is still there");
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+}
