@@ -6,7 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use oclaw::cache::{Cache, Error, Key, Question};
-use oclaw::engine::Engine;
+use oclaw::engine;
+use oclaw::engine::{Engine, Pool};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -185,14 +186,39 @@ impl Answers {
         whom
     }
 
-    /// Says who a server was when it was last asked. Does not make the file.
-    pub(crate) fn last_met(&self, typed: (&str, Option<&str>)) -> Option<Value> {
+    /// Says who servers of one model are: as [`Answers::of_engine`] does, for whoever
+    /// of them answers, it is the same model. Servers of several kinds, which may
+    /// sample otherwise, are all named. It is an error if their weights differ.
+    pub(crate) async fn of_pool<'t>(
+        &self,
+        pool: &Pool,
+        typed: impl Iterator<Item = (&'t str, Option<&'t str>)>,
+    ) -> Result<Value, engine::Error> {
+        let weights = pool.weight_version().await?;
+        let dialects: Vec<_> = pool.dialects().iter().map(|dialect| dialect.as_str()).collect();
+        let whom = json!({
+            "dialect": dialects.join("+"),
+            "model": pool.model(),
+            "weights": weights,
+        });
+        for typed in typed {
+            self.keep_as("engine", met(typed).vote(0), &whom).await;
+        }
+        Ok(whom)
+    }
+
+    /// Says who the first of these servers that is known was when last asked. Does
+    /// not make the file.
+    pub(crate) fn last_met<'t>(
+        &self,
+        typed: impl IntoIterator<Item = (&'t str, Option<&'t str>)>,
+    ) -> Option<Value> {
         if let AnswerFile::Named(path) = &*self.file.borrow()
             && !path.is_file()
         {
             return None;
         }
-        self.find(&met(typed).vote(0))
+        typed.into_iter().find_map(|typed| self.find(&met(typed).vote(0)))
     }
 
     /// Says who a model in this process is: the hashes of its files, and the

@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::pending;
 
-use oclaw::engine::{Engine, Error};
+use oclaw::engine::Error;
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -26,6 +26,11 @@ impl Away {
     /// they answer in between, is to blame itself: its rows get their errors.
     pub(crate) fn wait(&self, most: u32) {
         self.most.set(most);
+    }
+
+    /// Tells whether anybody waits.
+    pub(crate) fn waits(&self) -> bool {
+        self.most.get() > 0
     }
 
     /// Looks at the error of a call. Does not return if the server is away. Where
@@ -74,11 +79,13 @@ impl Away {
         }
     }
 
-    /// Asks a server for the version of its weights, which may be another by now.
-    /// Errors with the reason if it is away; one that does not tell has none.
-    pub(crate) async fn weights(&self, engine: &Engine) -> Result<Value, String> {
-        match engine.weight_version().await {
+    /// Takes what servers say of the version of their weights, which may be another
+    /// by now. Errors with the reason if they are away, or if some have the new ones
+    /// already and others do not; who does not tell has none.
+    pub(crate) fn weights(&self, told: Result<Option<String>, Error>) -> Result<Value, String> {
+        match told {
             Ok(weights) => Ok(weights.into()),
+            Err(error @ Error::Unlike { .. }) => Err(error.to_string()),
             Err(error) if is_gone(&error) && self.begun_anew.get() < self.most.get() => {
                 let reason = error.to_string();
                 self.found.replace(Some(reason.clone()));

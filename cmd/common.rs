@@ -85,11 +85,19 @@ impl Context {
 
     /// Prints a line of talk on stderr, unless `--quiet`.
     pub(crate) fn say(&self, text: impl std::fmt::Display) {
-        if !self.quiet {
-            // In one piece: the stages of a pipe share stderr. A closed one is no
-            // reason to fail.
-            let text = visible_lines(&text.to_string());
-            let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+        self.sayer()(text.to_string());
+    }
+
+    /// Returns what prints such a line, for those who outlive this.
+    pub(crate) fn sayer(&self) -> impl Fn(String) + Send + Sync + 'static + use<> {
+        let quiet = self.quiet;
+        move |text: String| {
+            if !quiet {
+                // In one piece: the stages of a pipe share stderr. A closed one is no
+                // reason to fail.
+                let text = visible_lines(&text);
+                let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+            }
         }
     }
 

@@ -42,7 +42,7 @@ pub(crate) struct Files {
     pub(crate) output: Option<PathBuf>,
     /// Format of the output [default: Parquet for files, Arrow IPC for pipes]
     #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) format: Option<FormatName>,
+    pub(crate) format: Option<StageFormat>,
     /// Compute this stage's columns again where they are there already
     #[arg(long)]
     pub(crate) replace: bool,
@@ -62,10 +62,30 @@ pub(crate) enum FormatName {
     Ipc,
 }
 
+/// A format of a stage's output, as it is typed.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StageFormat {
+    /// Parquet
+    Parquet,
+    /// Arrow IPC stream
+    Ipc,
+    /// Comma-separated values, of what is no table of turns
+    #[value(hide = true)]
+    Csv,
+    /// JSON, of what is no table of turns
+    #[value(hide = true)]
+    Json,
+}
+
 impl Files {
     /// Opens the tables, once it is known that the result has somewhere to go:
     /// before anybody is asked, a model is loaded or a bar is drawn.
     pub(crate) fn open(&self) -> anyhow::Result<Source> {
+        if let Some(StageFormat::Csv | StageFormat::Json) = self.format {
+            return Err(Failure::usage("a table of turns is Parquet or Arrow IPC")
+                .hint("`oclaw view` and `oclaw export` print turns")
+                .into());
+        }
         self.target().check()?;
         self.inputs.open()
     }
@@ -86,9 +106,10 @@ impl Files {
     /// Returns where the table goes.
     pub(crate) fn output(&self) -> Output {
         let target = self.target();
-        let format = self.format.map(|format| match format {
-            FormatName::Parquet => Format::Parquet,
-            FormatName::Ipc => Format::Ipc,
+        let format = self.format.and_then(|format| match format {
+            StageFormat::Parquet => Some(Format::Parquet),
+            StageFormat::Ipc => Some(Format::Ipc),
+            StageFormat::Csv | StageFormat::Json => None,
         });
         Output { target, format }
     }
@@ -110,7 +131,7 @@ impl Files {
                 "follow the folder of the stage before, into a new folder",
             );
         }
-        if self.format.is_some_and(|format| format != FormatName::Parquet) {
+        if self.format.is_some_and(|format| format != StageFormat::Parquet) {
             return refuse("`--follow` writes Parquet only", "leave `--format` out");
         }
         match &self.output {

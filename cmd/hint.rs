@@ -1,23 +1,25 @@
 //! `oclaw hint`.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use clap::ValueEnum;
 use comfy_table::Table;
 use oclaw::hint::{self, Found, Keep};
 use oclaw::judge::{Exchange, Quoting};
-use oclaw::stage::{self, Output, Tally};
-use oclaw::table::Source;
+use oclaw::stage::Tally;
 use oclaw::trajectory::{Turn, Writer};
+use serde_json::Value;
 
-use crate::asking::{self, Asker, Asking, Calls};
+use crate::asking::stage::{self, Asks, By};
+use crate::asking::{Asker, Asking, Calls, Needed, Prompts};
 use crate::common::Context;
 use crate::files::Files;
-use crate::follow::{Counting, Worked};
-use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::spending::{BUDGET, Spent};
+
+/// The built-in instruction, and what any other must say.
+const NEEDED: Needed =
+    Needed { built_in: hint::PROMPT, words: &["\\boxed", "[HINT_START]", "[HINT_END]"] };
 
 /// Say what each answer should have been told beforehand.
 ///
@@ -69,130 +71,49 @@ enum KeepName {
 
 /// Finds hints for a table.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    let prompts = args.asking.prompts.read(&NEEDED)?;
+    if args.asking.prompts.show_prompt {
+        return prompts.show();
+    }
     if !args.from_feedback && !args.asking.anybody() {
         return Err(Failure::usage("nobody to ask for hints")
             .hint("give `--engine URL`, `--model DIR` or `--from-feedback`")
             .into());
     }
-    let prompt = args.asking.prompt(hint::PROMPT)?;
-    if args.asking.budget.dry_run {
-        return context.block_on(foretell(&args, context, &prompt));
-    }
-    let counts = RefCell::default();
-    context.block_on(async {
-        let files = &args.files;
-        let Some(route) = files.route(context)? else {
-            let source = files.open()?;
-            let asker = match args.from_feedback {
-                true => None,
-                false => Some(args.asking.connect(context, true).await?),
-            };
-            let by = By { args: &args, context, asker, prompt, counts };
-            let output = files.output();
-            let table = by.table(source, &output);
-            let done = match &by.asker {
-                Some(asker) => asker.with_what_is_kept(table).await,
-                None => table.await,
-            };
-            let table = by.finish().await;
-            let tally = done?;
-            context.conclude(table(&tally));
-            return Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done });
-        };
-        let asker = match args.from_feedback {
-            true => None,
-            false => match args.asking.connect_for(&route, context).await? {
-                None => return Ok(Exit::Done),
-                asker => asker,
-            },
-        };
-        let by = By { args: &args, context, asker, prompt, counts };
-        let shard = async |source, output: &Output| by.shard(source, output).await;
-        let spent = || by.asker.as_ref().is_some_and(Asker::is_spent);
-        let followed = route.run(shard, spent).await;
-        let table = by.finish().await;
-        let followed = followed?;
-        let table = table(&followed.tally);
-        route.conclude(followed, table)
-    })
+    let hinting = Hinting { args: &args, prompts };
+    context.block_on(stage::run(&hinting, (&args.files, &args.asking), context))
 }
 
-/// Says what asking for hints would come to.
-async fn foretell(args: &Args, context: &Context, prompt: &str) -> anyhow::Result<Exit> {
-    let source = args.files.open_to_look()?;
-    let plan = args.files.plan(context, Writer::Hint, &source)?;
-    let mut forecast = args.asking.forecast(context).await?;
-    let look = async |turn: Turn| {
-        let wanted = !args.only_negative || hint::is_negative(&turn);
-        if wanted
-            && !args.from_feedback
-            && hint::is_hinted(&turn)
-            && let Ok(exchange) = Exchange::of(&turn, Quoting::default())
-        {
-            forecast.add(&hint::ask(prompt, &exchange));
-        }
-    };
-    let tally = stage::survey(source, &plan, look).await?;
-    forecast.print(&tally)?;
-    Ok(Exit::Done)
-}
-
-/// Who is asked.
-struct By<'a> {
+/// How hints are found.
+struct Hinting<'a> {
     args: &'a Args,
-    context: &'a Context,
-    asker: Option<Asker<'a>>,
-    prompt: String,
-    counts: RefCell<Counts>,
+    prompts: Prompts,
 }
 
-impl<'a> By<'a> {
-    /// Finds hints for one table.
-    async fn table(&self, source: Source, output: &Output) -> anyhow::Result<Tally> {
-        let Self { args, context, .. } = self;
-        let mut plan = args.files.plan(context, Writer::Hint, &source)?;
-        plan.at_once = args.asking.at_once as usize;
-        if let Some(asker) = &self.asker {
-            asker.count_into(&mut plan);
-        }
-        let bar = progress::bar(context, "hint", source.total_rows());
-        let watch = |tally: &Tally| bar.set_position(tally.rows);
-        let note = async |turn| self.note(turn).await;
-        let done = stage::annotate(source, output, &plan, note, &watch).await;
-        bar.finish_and_clear();
-        Ok(done?)
+impl Asks for Hinting<'_> {
+    type Counts = Counts;
+
+    const WRITER: Writer = Writer::Hint;
+
+    fn asks(&self) -> bool {
+        !self.args.from_feedback
     }
 
-    /// Finds hints for one shard of a followed folder.
-    async fn shard(&self, source: Source, output: &Output) -> anyhow::Result<Worked> {
-        let counting = Counting::start(&self.counts);
-        let table = self.table(source, output);
-        let tally = match &self.asker {
-            None => Ok(table.await?),
-            Some(asker) => asker.attend(table).await?,
+    fn question(&self, turn: &Turn) -> Option<Vec<Value>> {
+        let wanted = !self.args.only_negative || hint::is_negative(turn);
+        let exchange = match wanted && hint::is_hinted(turn) {
+            true => Exchange::of(turn, Quoting::default()).ok()?,
+            false => return None,
         };
-        Ok(match tally {
-            Ok(tally) => counting.settle(tally, |counts| counts.with_hints),
-            Err(reason) => Worked::Away(reason),
-        })
+        Some(hint::ask(self.prompts.of(exchange.kind), &exchange))
     }
 
-    /// Ends the connection and returns what makes the closing table.
-    async fn finish(self) -> impl Fn(&Tally) -> Table + use<'a> {
-        let calls = match self.asker {
-            Some(asker) => Some(asker.finish().await),
-            None => None,
-        };
-        let counts = self.counts.into_inner();
-        move |tally: &Tally| counts.table(tally, calls.as_ref())
-    }
-
-    async fn note(&self, mut turn: Turn) -> Turn {
+    async fn note(&self, mut turn: Turn, by: &By<'_, Self>) -> Turn {
         Found::default().record(&mut turn);
         if self.args.only_negative && !hint::is_negative(&turn) {
             return turn;
         }
-        let found = match &self.asker {
+        let found = match &by.asker {
             None => hint::from_feedback(&turn, self.args.max_hint_chars),
             Some(_) if !hint::is_hinted(&turn) => return turn,
             Some(asker) => match Exchange::of(&turn, Quoting::default()) {
@@ -209,13 +130,32 @@ impl<'a> By<'a> {
                 }
             },
         };
-        self.counts.borrow_mut().add(&found);
+        by.counts.borrow_mut().add(&found);
         found.record(&mut turn);
         turn
     }
 
+    fn noted(counts: &Counts) -> u64 {
+        counts.with_hints
+    }
+
+    fn rows(counts: &Counts, tally: &Tally, calls: Option<&Calls>, table: &mut Table) {
+        table.add_row(["  with hints".to_owned(), counts.with_hints.to_string()]);
+        table.add_row(["  failed".to_owned(), tally.failed.to_string()]);
+        table.add_row(["hints kept".to_owned(), counts.hints.to_string()]);
+        for (reason, count) in &counts.refused {
+            table.add_row([format!("hints refused: {reason}"), count.to_string()]);
+        }
+        if calls.is_some() {
+            let count = |value| counts.votes.get(&value).copied().unwrap_or_default();
+            table.add_row(["votes +1 / -1".to_owned(), format!("{} / {}", count(1), count(-1))]);
+        }
+    }
+}
+
+impl Hinting<'_> {
     async fn ask(&self, asker: &Asker<'_>, exchange: &Exchange) -> Result<Found, Spent> {
-        let replies = asker.ask(&hint::ask(&self.prompt, exchange)).await?;
+        let replies = asker.ask(&hint::ask(self.prompts.of(exchange.kind), exchange)).await?;
         let keep = match self.args.keep {
             KeepName::All => Keep::All,
             KeepName::Longest => Keep::Longest,
@@ -244,25 +184,5 @@ impl Counts {
         for refused in &found.refused {
             *self.refused.entry(refused.as_str()).or_default() += 1;
         }
-    }
-
-    fn table(&self, tally: &Tally, calls: Option<&Calls>) -> Table {
-        let mut table = asking::closing_table();
-        table.add_row(["turns".to_owned(), tally.rows.to_string()]);
-        if tally.kept > 0 {
-            table.add_row(["  noted before".to_owned(), tally.kept.to_string()]);
-        }
-        table.add_row(["  with hints".to_owned(), self.with_hints.to_string()]);
-        table.add_row(["  failed".to_owned(), tally.failed.to_string()]);
-        table.add_row(["hints kept".to_owned(), self.hints.to_string()]);
-        for (reason, count) in &self.refused {
-            table.add_row([format!("hints refused: {reason}"), count.to_string()]);
-        }
-        if let Some(calls) = calls {
-            let count = |value| self.votes.get(&value).copied().unwrap_or_default();
-            table.add_row(["votes +1 / -1".to_owned(), format!("{} / {}", count(1), count(-1))]);
-            calls.rows(&mut table);
-        }
-        table
     }
 }

@@ -1,23 +1,27 @@
 //! `oclaw judge`.
 
-use std::cell::RefCell;
+mod calibrate;
+mod labels;
+
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use comfy_table::Table;
 use oclaw::judge::{self, Exchange, Quoting, Rules, Verdict};
-use oclaw::stage::{self, Output, Tally};
-use oclaw::table::Source;
+use oclaw::stage::Tally;
 use oclaw::trajectory::{Turn, Writer};
+use serde_json::Value;
 
-use crate::asking::{self, Asker, Asking, Calls};
+use crate::asking::stage::{self, Asks, By};
+use crate::asking::{Asking, Calls, Needed, Prompts};
 use crate::common::{Context, Printing as _};
 use crate::files::Files;
-use crate::follow::{Counting, Worked};
-use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::spending::{BUDGET, Spent};
+
+/// The built-in instruction, and what any other must say.
+const NEEDED: Needed = Needed { built_in: judge::PROMPT, words: &["\\boxed"] };
 
 /// Judge each answer by what came after it: 1 good, -1 to be done over, 0 open.
 ///
@@ -62,19 +66,21 @@ pub(crate) struct Args {
     files: Files,
     #[command(flatten)]
     asking: Asking,
-    /// Judge by rules: the built-in ones, or those of a TOML file
+    /// Judge by rules: the built-in ones, or those of a TOML file; a model is asked the rest
     #[arg(
         long,
         value_name = "FILE",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "",
-        conflicts_with_all = ["engine", "model"]
+        default_missing_value = ""
     )]
     rules: Option<String>,
     /// Print the rules (the built-in ones are the example to start from), and stop
     #[arg(long)]
     show_rules: bool,
+    /// Compare scores with the labels of people in this CSV file, and write no table
+    #[arg(long, value_name = "LABELS", conflicts_with_all = ["output", "replace", "fill", "follow", "dry_run"])]
+    calibrate: Option<PathBuf>,
 }
 
 /// Judges a table.
@@ -83,80 +89,27 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     if args.show_rules {
         return show_rules(file);
     }
+    let prompts = args.asking.prompts.read(&NEEDED)?;
+    if args.asking.prompts.show_prompt {
+        return prompts.show();
+    }
     let rules = match (&args.rules, file) {
         (None, _) => None,
         (Some(_), None) => Some(Rules::built_in()?),
         (Some(_), Some(file)) => Some(Rules::load(Path::new(file))?),
     };
-    if rules.is_none() && !args.asking.anybody() {
+    let asks = args.asking.anybody();
+    if let Some(labels) = &args.calibrate {
+        let judging = (rules.is_some() || asks).then_some(Judging { rules, asks, prompts });
+        return context.block_on(calibrate::run((&args, labels), judging, context));
+    }
+    if rules.is_none() && !asks {
         return Err(Failure::usage("nobody to judge")
             .hint("give `--engine URL`, `--model DIR` or `--rules`")
             .into());
     }
-    let prompt = args.asking.prompt(judge::PROMPT)?;
-    if args.asking.budget.dry_run {
-        return context.block_on(foretell(&args, context, rules.is_none(), &prompt));
-    }
-    let counts = RefCell::default();
-    context.block_on(async {
-        let files = &args.files;
-        let Some(route) = files.route(context)? else {
-            let source = files.open()?;
-            let asker = match rules {
-                Some(_) => None,
-                None => Some(args.asking.connect(context, true).await?),
-            };
-            let by = By { args: &args, context, rules, asker, prompt, counts };
-            let output = files.output();
-            let table = by.table(source, &output);
-            let done = match &by.asker {
-                Some(asker) => asker.with_what_is_kept(table).await,
-                None => table.await,
-            };
-            let table = by.finish().await;
-            let tally = done?;
-            context.conclude(table(&tally));
-            return Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done });
-        };
-        let asker = match rules {
-            Some(_) => None,
-            None => match args.asking.connect_for(&route, context).await? {
-                None => return Ok(Exit::Done),
-                asker => asker,
-            },
-        };
-        let by = By { args: &args, context, rules, asker, prompt, counts };
-        let shard = async |source, output: &Output| by.shard(source, output).await;
-        let spent = || by.asker.as_ref().is_some_and(Asker::is_spent);
-        let followed = route.run(shard, spent).await;
-        let table = by.finish().await;
-        let followed = followed?;
-        let table = table(&followed.tally);
-        route.conclude(followed, table)
-    })
-}
-
-/// Says what judging would come to.
-async fn foretell(
-    args: &Args,
-    context: &Context,
-    asks: bool,
-    prompt: &str,
-) -> anyhow::Result<Exit> {
-    let source = args.files.open_to_look()?;
-    let plan = args.files.plan(context, Writer::Judge, &source)?;
-    let mut forecast = args.asking.forecast(context).await?;
-    let look = async |turn: Turn| {
-        if asks
-            && judge::is_judged(&turn)
-            && let Ok(exchange) = Exchange::of(&turn, Quoting::default())
-        {
-            forecast.add(&judge::ask(prompt, &exchange));
-        }
-    };
-    let tally = stage::survey(source, &plan, look).await?;
-    forecast.print(&tally)?;
-    Ok(Exit::Done)
+    let judging = Judging { rules, asks, prompts };
+    context.block_on(stage::run(&judging, (&args.files, &args.asking), context))
 }
 
 fn show_rules(file: Option<&str>) -> anyhow::Result<Exit> {
@@ -171,93 +124,105 @@ fn show_rules(file: Option<&str>) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Who judges.
-struct By<'a> {
-    args: &'a Args,
-    context: &'a Context,
+/// Who judges: rules, a model, or a model where no rule decides.
+struct Judging {
     rules: Option<Rules>,
-    asker: Option<Asker<'a>>,
-    prompt: String,
-    counts: RefCell<Counts>,
+    asks: bool,
+    prompts: Prompts,
 }
 
-impl<'a> By<'a> {
-    /// Judges one table.
-    async fn table(&self, source: Source, output: &Output) -> anyhow::Result<Tally> {
-        let Self { args, context, .. } = self;
-        let mut plan = args.files.plan(context, Writer::Judge, &source)?;
-        plan.at_once = args.asking.at_once as usize;
-        if let Some(asker) = &self.asker {
-            asker.count_into(&mut plan);
+impl Judging {
+    /// Returns what the rules say, if they decide.
+    fn by_rules(&self, exchange: &Exchange) -> Option<Verdict> {
+        let rules = self.rules.as_ref()?;
+        match rules.decide(exchange).rule {
+            None if self.asks => None,
+            _ => Some(rules.judge(exchange)),
         }
-        let bar = progress::bar(context, "judge", source.total_rows());
-        let watch = |tally: &Tally| bar.set_position(tally.rows);
-        let note = async |turn| self.note(turn).await;
-        let done = stage::annotate(source, output, &plan, note, &watch).await;
-        bar.finish_and_clear();
-        Ok(done?)
     }
 
-    /// Judges one shard of a followed folder.
-    async fn shard(&self, source: Source, output: &Output) -> anyhow::Result<Worked> {
-        let counting = Counting::start(&self.counts);
-        let table = self.table(source, output);
-        let tally = match &self.asker {
-            None => Ok(table.await?),
-            Some(asker) => asker.attend(table).await?,
+    fn messages(&self, exchange: &Exchange) -> Vec<Value> {
+        judge::ask(self.prompts.of(exchange.kind), exchange)
+    }
+
+    async fn judge(&self, exchange: &Exchange, by: &By<'_, Self>) -> Result<Verdict, Spent> {
+        if let Some(verdict) = self.by_rules(exchange) {
+            by.counts.borrow_mut().by_rules += 1;
+            return Ok(verdict);
+        }
+        let Some(asker) = &by.asker else {
+            return Ok(Verdict::default());
         };
-        Ok(match tally {
-            Ok(tally) => counting.settle(tally, Counts::judged),
-            Err(reason) => Worked::Away(reason),
-        })
+        let replies = asker.ask(&self.messages(exchange)).await?;
+        let verdict = judge::verdict(replies);
+        verdict.faults.iter().flatten().for_each(|fault| asker.count_fault(fault));
+        Ok(verdict)
+    }
+}
+
+impl Asks for Judging {
+    type Counts = Counts;
+
+    const WRITER: Writer = Writer::Judge;
+
+    fn asks(&self) -> bool {
+        self.asks
     }
 
-    /// Ends the connection and returns what makes the closing table.
-    async fn finish(self) -> impl Fn(&Tally) -> Table + use<'a> {
-        let calls = match self.asker {
-            Some(asker) => Some(asker.finish().await),
-            None => None,
+    fn question(&self, turn: &Turn) -> Option<Vec<Value>> {
+        let exchange = match judge::is_judged(turn) {
+            true => Exchange::of(turn, Quoting::default()).ok()?,
+            false => return None,
         };
-        let counts = self.counts.into_inner();
-        move |tally: &Tally| counts.table(tally, calls.as_ref())
+        self.by_rules(&exchange).is_none().then(|| self.messages(&exchange))
     }
 
-    async fn note(&self, mut turn: Turn) -> Turn {
+    async fn note(&self, mut turn: Turn, by: &By<'_, Self>) -> Turn {
         judge::clear(&mut turn);
         if !judge::is_judged(&turn) {
             return turn;
         }
         let verdict = match Exchange::of(&turn, Quoting::default()) {
-            Ok(exchange) => match self.judge(&exchange).await {
+            Ok(exchange) => match self.judge(&exchange, by).await {
                 Ok(verdict) => verdict,
                 Err(Spent) => {
                     turn.judge_error = Some(BUDGET.to_owned());
-                    self.counts.borrow_mut().left_out += 1;
+                    by.counts.borrow_mut().left_out += 1;
                     return turn;
                 }
             },
             Err(error) => {
                 turn.judge_error = Some(error.to_string());
-                self.counts.borrow_mut().unusable += 1;
+                by.counts.borrow_mut().unusable += 1;
                 return turn;
             }
         };
-        self.counts.borrow_mut().add(&verdict);
+        by.counts.borrow_mut().add(&verdict);
         verdict.record(&mut turn);
         turn
     }
 
-    async fn judge(&self, exchange: &Exchange) -> Result<Verdict, Spent> {
-        if let Some(rules) = &self.rules {
-            return Ok(rules.judge(exchange));
-        }
-        let Some(asker) = &self.asker else {
-            return Ok(Verdict::default());
+    fn noted(counts: &Counts) -> u64 {
+        counts.judged()
+    }
+
+    fn rows(counts: &Counts, tally: &Tally, calls: Option<&Calls>, table: &mut Table) {
+        let judged = counts.judged();
+        let failed = counts.no_vote + counts.unusable + counts.left_out;
+        let each = |counts: &BTreeMap<i8, u64>| {
+            let count = |value| counts.get(&value).copied().unwrap_or_default();
+            format!("{} / {} / {}", count(1), count(0), count(-1))
         };
-        let replies = asker.ask(&judge::ask(&self.prompt, exchange)).await?;
-        let verdict = judge::verdict(replies);
-        verdict.faults.iter().flatten().for_each(|fault| asker.count_fault(fault));
-        Ok(verdict)
+        table.add_row(["  judged".to_owned(), judged.to_string()]);
+        if calls.is_some() && counts.by_rules > 0 {
+            table.add_row(["    by rules, without a call".to_owned(), counts.by_rules.to_string()]);
+        }
+        table.add_row(["  failed".to_owned(), failed.to_string()]);
+        let rest = tally.rows.saturating_sub(judged + failed + tally.kept);
+        table.add_row(["  nothing to judge".to_owned(), rest.to_string()]);
+        table.add_row(["scores +1 / 0 / -1".to_owned(), each(&counts.scores)]);
+        table.add_row(["votes +1 / 0 / -1".to_owned(), each(&counts.votes)]);
+        table.add_row(["ties".to_owned(), counts.ties.to_string()]);
     }
 }
 
@@ -269,6 +234,7 @@ struct Counts {
     no_vote: u64,
     unusable: u64,
     left_out: u64,
+    by_rules: u64,
 }
 
 impl Counts {
@@ -285,30 +251,5 @@ impl Counts {
 
     fn judged(&self) -> u64 {
         self.scores.values().sum()
-    }
-
-    fn table(&self, tally: &Tally, calls: Option<&Calls>) -> Table {
-        let judged = self.judged();
-        let failed = self.no_vote + self.unusable + self.left_out;
-        let each = |counts: &BTreeMap<i8, u64>| {
-            let count = |value| counts.get(&value).copied().unwrap_or_default();
-            format!("{} / {} / {}", count(1), count(0), count(-1))
-        };
-        let mut table = asking::closing_table();
-        table.add_row(["turns".to_owned(), tally.rows.to_string()]);
-        if tally.kept > 0 {
-            table.add_row(["  scored before".to_owned(), tally.kept.to_string()]);
-        }
-        table.add_row(["  judged".to_owned(), judged.to_string()]);
-        table.add_row(["  failed".to_owned(), failed.to_string()]);
-        let rest = tally.rows.saturating_sub(judged + failed + tally.kept);
-        table.add_row(["  nothing to judge".to_owned(), rest.to_string()]);
-        table.add_row(["scores +1 / 0 / -1".to_owned(), each(&self.scores)]);
-        table.add_row(["votes +1 / 0 / -1".to_owned(), each(&self.votes)]);
-        table.add_row(["ties".to_owned(), self.ties.to_string()]);
-        if let Some(calls) = calls {
-            calls.rows(&mut table);
-        }
-        table
     }
 }

@@ -33,6 +33,7 @@ mod report;
 mod run_folder;
 mod run_report;
 mod serve;
+mod servers;
 mod settings;
 mod spending;
 mod stats;

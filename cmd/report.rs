@@ -205,6 +205,12 @@ fn of_engine(error: &engine::Error) -> (Kind, Option<String>) {
         }
         Error::SeveralModels { .. } => (Kind::Usage, hint("choose one by `--engine-model`")),
         Error::NoModel { .. } => (Kind::Usage, hint("name it by `--engine-model`")),
+        Error::Unlike { .. } => (
+            Kind::Usage,
+            hint(
+                "servers that share the calls must serve one model: choose it by `--engine-model`",
+            ),
+        ),
         Error::WebPage { .. } => (Kind::Usage, hint("the address may lack `/v1` or a prefix")),
         Error::Foreign { .. } => (
             Kind::Usage,
@@ -333,7 +339,7 @@ fn of_judge(error: &judge::Error) -> (Kind, Option<String>) {
     match error {
         Error::Rules { .. } => hinted(Kind::Usage, "`oclaw judge --show-rules` prints an example"),
         Error::Prompt { .. } => {
-            hinted(Kind::Usage, "let it ask for `\\boxed{1}`, `\\boxed{0}` or `\\boxed{-1}`")
+            hinted(Kind::Usage, "`--show-prompt` prints the built-in one, which says how to answer")
         }
         Error::Turn { .. } => (Kind::Failed, None),
     }

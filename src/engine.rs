@@ -8,6 +8,7 @@
 mod address;
 mod chat;
 mod error;
+mod pool;
 mod probe;
 mod retry;
 mod score;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use reqwest::Method;
 use secrecy::SecretString;
 
@@ -26,6 +28,7 @@ use transport::{Answer, Call, Transport};
 
 pub use chat::{ChatReply, ChatRequest};
 pub use error::Error;
+pub use pool::{Account, News, Pool, Tell};
 pub use retry::Retries;
 pub use score::{ScoreRequest, Scores, VLLM_MOST_TOP};
 pub use weights::{Pushed, Readiness};
@@ -103,6 +106,7 @@ impl EngineOptions {
 #[derive(Debug, Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
+    retries: Retries,
 }
 
 #[derive(Debug)]
@@ -114,7 +118,6 @@ struct Inner {
     /// Index of the base that has answered before; `usize::MAX` before that.
     base: AtomicUsize,
     timeout: Duration,
-    retries: Retries,
 }
 
 impl Engine {
@@ -180,9 +183,13 @@ impl Engine {
             model: options.model,
             base: AtomicUsize::new(usize::MAX),
             timeout: options.timeout,
-            retries: options.retries,
         };
-        Ok((Self { inner: Arc::new(inner) }, found))
+        Ok((Self { inner: Arc::new(inner), retries: options.retries }, found))
+    }
+
+    /// Returns the same server, to be tried otherwise.
+    pub fn with_retries(self, retries: Retries) -> Self {
+        Self { retries, ..self }
     }
 
     /// Returns the server's address, without credentials.
@@ -229,12 +236,7 @@ impl Engine {
     /// Calls an OpenAI route. An address without a version segment is tried
     /// with `/v1` first and, where that path is not known, without it; what
     /// worked is remembered.
-    async fn api(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<&serde_json::Value>,
-    ) -> Result<Answer, Error> {
+    async fn api(&self, method: Method, path: &str, body: Option<Bytes>) -> Result<Answer, Error> {
         let inner = &*self.inner;
         let bases = inner.address.bases();
         let known = inner.base.load(Ordering::Relaxed);
@@ -242,10 +244,10 @@ impl Engine {
             let call = Call {
                 method: method.clone(),
                 url: format!("{base}{path}"),
-                body,
+                body: body.clone(),
                 timeout: inner.timeout,
             };
-            async move { inner.transport.send(&call, &inner.retries).await }
+            async move { inner.transport.send(&call, &self.retries).await }
         };
         if let Some(base) = bases.get(known) {
             return send(base).await;
@@ -271,8 +273,9 @@ impl Engine {
         let NativeCall { method, path, body, timeout, retries } = call;
         let inner = &*self.inner;
         let url = inner.address.native(path);
+        let body = body.map(|body| Bytes::from(body.to_string()));
         let call = Call { method, url, body, timeout: timeout.unwrap_or(inner.timeout) };
-        inner.transport.send(&call, retries.unwrap_or(&inner.retries)).await
+        inner.transport.send(&call, retries.unwrap_or(&self.retries)).await
     }
 
     /// Refuses what a dialect cannot do.

@@ -5,6 +5,7 @@
 //! [`rules`] judge without any model. A vote that cannot be read is no vote and
 //! never a number. Absent on purpose: HTTP, files of turns, the loop over them.
 
+mod agreement;
 mod exchange;
 mod quote;
 mod reply;
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 use crate::trajectory::Turn;
 use crate::trajectory::words::NextStateKind;
 
+pub use agreement::{Agreement, SCORES, entropy};
 pub use exchange::{Exchange, Shown};
 pub use quote::{Quoting, quote};
 pub use reply::{Fault, final_answer, last_box, reply_is_whole};
@@ -47,10 +49,12 @@ pub enum Error {
         message: String,
     },
     /// A judge's prompt does not say how to answer.
-    #[error("prompt `{place}` never says `\\boxed`, so no verdict could be read")]
+    #[error("prompt `{place}` never says `{lacks}`, so no answer could be read")]
     Prompt {
         /// File.
         place: String,
+        /// The words that must stand in it.
+        lacks: &'static str,
     },
 }
 

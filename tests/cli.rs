@@ -5,6 +5,7 @@ mod attach;
 mod cache;
 mod convert;
 mod engine;
+mod engines;
 mod explain;
 mod export;
 mod follow;

@@ -1,17 +1,16 @@
-//! A server that is not there, though its answers may be: it is taken for whom it
-//! was when it was last asked, until a question comes that nobody answered yet.
+//! Servers that are not there, though their answers may be: they are taken for
+//! whom they were when last asked, until a question comes that nobody answered yet.
 
 use std::cell::RefCell;
+use std::convert::Infallible;
 use std::future::pending;
 
-use oclaw::engine::{Dialect, Engine, EngineOptions, Error};
-use serde_json::Value;
+use oclaw::engine::Error;
 use tokio::sync::Notify;
 
 use super::Asker;
-use crate::answers::Answers;
 
-/// Why the server cannot be asked, if it cannot.
+/// Why nobody can be asked, if so.
 #[derive(Debug, Default)]
 pub(super) struct Absent {
     error: RefCell<Option<Error>>,
@@ -19,37 +18,30 @@ pub(super) struct Absent {
 }
 
 impl Absent {
-    pub(super) fn new(error: Option<Error>) -> Self {
-        Self { error: RefCell::new(error), needed: Notify::new() }
+    pub(super) fn new(error: Error) -> Self {
+        Self { error: RefCell::new(Some(error)), needed: Notify::new() }
     }
 
-    /// Holds back a question that only the server can answer. Does not return if it
-    /// is not there: the stage is ended, and no row gets the blame.
+    /// Holds back a question that only a server can answer. Does not return if none
+    /// is there: the stage is ended, and no row gets the blame.
     pub(super) async fn hold(&self) {
         if self.error.borrow().is_some() {
             self.needed.notify_one();
             pending::<()>().await;
         }
     }
-}
 
-/// Makes a client of a server as it was last met, without asking it anything.
-pub(super) async fn last_met(
-    options: EngineOptions,
-    answers: &Answers,
-    typed: (&str, Option<&str>),
-) -> Option<(Engine, Value)> {
-    let whom = answers.last_met(typed)?;
-    let dialect = whom["dialect"].as_str()?;
-    let dialect = Dialect::ALL.into_iter().find(|known| known.as_str() == dialect)?;
-    let model = whom["model"].as_str().map(str::to_owned);
-    let options = EngineOptions { dialect: Some(dialect), model, ..options };
-    Some((Engine::attach(options).await.ok()?, whom))
+    /// Ends the stage: whoever was there is gone.
+    pub(super) async fn gone(&self, error: Error) -> Infallible {
+        self.error.borrow_mut().get_or_insert(error);
+        self.needed.notify_one();
+        pending().await
+    }
 }
 
 impl Asker<'_> {
-    /// Does a table as long as kept answers do. The first question without one ends
-    /// it with the reason for which the server cannot be asked.
+    /// Does a table as long as there is somebody to ask, or kept answers do. The
+    /// first question that has neither ends it with the reason.
     pub(crate) async fn with_what_is_kept<T>(
         &self,
         table: impl Future<Output = anyhow::Result<T>>,

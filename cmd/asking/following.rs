@@ -1,7 +1,7 @@
 //! Asking about the shards of a followed folder: servers may go away and come
 //! back, and get other weights, in between.
 
-use oclaw::engine::{ChatRequest, Error};
+use oclaw::engine::{ChatRequest, Engine, Error};
 use oclaw::stage::Tally;
 use serde_json::json;
 
@@ -34,9 +34,9 @@ impl Asker<'_> {
         if let Err(reason) = self.away.begin(self.ping()).await {
             return Ok(Err(reason));
         }
-        // Its weights may be others by now, and their answers are others too.
+        // The weights may be others by now, and their answers are others too.
         if self.embedded.is_none() {
-            match self.away.weights(&self.engine).await {
+            match self.away.weights(self.pool.weight_version().await) {
                 Ok(weights) => self.whom.borrow_mut()["weights"] = weights,
                 Err(reason) => return Ok(Err(reason)),
             }
@@ -58,7 +58,7 @@ impl Asker<'_> {
             max_tokens: Some(1),
             ..ChatRequest::default()
         };
-        self.engine.chat(&request).await.map(|_| ())
+        self.pool.call(async |engine: &Engine| engine.chat(&request).await.map(|_| ())).await
     }
 
     /// Returns whether the budget leaves no room for another turn.

@@ -237,7 +237,7 @@ impl Scorer {
         }
         // Their weights may be others by now.
         for (engine, whom) in self.engines() {
-            match self.away.weights(engine).await {
+            match self.away.weights(engine.weight_version().await) {
                 Ok(weights) => whom.borrow_mut()["weights"] = weights,
                 Err(reason) => return Ok(Err(reason)),
             }
@@ -282,14 +282,14 @@ pub(super) async fn known(
         false => Ok(None),
     };
     let teacher = match (&args.engine, &args.model) {
-        (Some(url), _) => answers.last_met((url, args.engine_model.as_deref())),
+        (Some(url), _) => answers.last_met([(url.as_str(), args.engine_model.as_deref())]),
         (None, Some(folder)) => of_folder(folder).await?,
         (None, None) => None,
     };
     let student = match (student_folder(args)?, &args.student) {
         (Some(folder), _) => of_folder(&folder).await?,
         (None, Some(url)) => {
-            answers.last_met((&url.to_string_lossy(), args.student_model.as_deref()))
+            answers.last_met([(&*url.to_string_lossy(), args.student_model.as_deref())])
         }
         (None, None) => None,
     };

@@ -2,11 +2,12 @@
 
 use bytes::Bytes;
 use reqwest::Method;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::error::told;
 use super::transport::Answer;
-use super::{Engine, Error};
+use super::{Dialect, Engine, Error};
 
 /// What to ask.
 #[derive(Debug, Clone, Default)]
@@ -48,36 +49,56 @@ pub struct ChatReply {
 impl Engine {
     /// Asks for one answer.
     pub async fn chat(&self, request: &ChatRequest) -> Result<ChatReply, Error> {
-        let body = self.body(request);
-        let answer = self.api(Method::POST, "/chat/completions", Some(&body)).await?;
+        let body = ChatBody {
+            model: self.model(),
+            messages: &request.messages,
+            tools: request.tools.as_deref(),
+            temperature: request.temperature,
+            max_tokens: request.max_tokens,
+            seed: request.seed,
+            extra: &request.extra,
+        };
+        let body = serde_json::to_vec(&body).map_err(|error| Error::Client {
+            url: self.url(),
+            reason: format!("the request cannot be written: {error}"),
+        })?;
+        let answer = self.api(Method::POST, "/chat/completions", Some(body.into())).await?;
         read(&answer)
     }
 
     /// Sends a chat request as it is and returns the whole answer as it came.
     pub async fn chat_document(&self, body: &Value) -> Result<Bytes, Error> {
+        let body = Bytes::from(body.to_string());
         Ok(self.api(Method::POST, "/chat/completions", Some(body)).await?.body)
     }
 
-    fn body(&self, request: &ChatRequest) -> Value {
-        let mut body = Map::new();
-        if let Some(model) = self.model() {
-            body.insert("model".to_owned(), json!(model));
+    /// Returns what this kind of server cannot do when it is asked to chat, in
+    /// words that go on from its name.
+    pub fn cannot(&self) -> Option<&'static str> {
+        match self.dialect() {
+            Dialect::Sglang => None,
+            Dialect::Vllm | Dialect::LlamaCpp => Some("tells no version of its weights"),
+            Dialect::Generic => Some("tells no version of its weights and may ignore the seed"),
         }
-        body.insert("messages".to_owned(), json!(request.messages));
-        let optional = [
-            ("tools", request.tools.as_ref().map(|tools| json!(tools))),
-            ("temperature", request.temperature.map(|value| json!(value))),
-            ("max_tokens", request.max_tokens.map(|value| json!(value))),
-            ("seed", request.seed.map(|value| json!(value))),
-        ];
-        for (name, value) in optional {
-            if let Some(value) = value {
-                body.insert(name.to_owned(), value);
-            }
-        }
-        body.extend(request.extra.clone());
-        Value::Object(body)
     }
+}
+
+/// The body, written without a copy of what it holds.
+#[derive(Serialize)]
+struct ChatBody<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<&'a str>,
+    messages: &'a [Value],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<&'a [Value]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<u64>,
+    #[serde(flatten)]
+    extra: &'a Map<String, Value>,
 }
 
 fn read(answer: &Answer) -> Result<ChatReply, Error> {
@@ -133,6 +154,8 @@ fn first(choices: &[Value]) -> Option<&Value> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn reply(body: Value) -> Result<ChatReply, Error> {

@@ -117,6 +117,18 @@ pub enum Error {
         /// The server.
         url: String,
     },
+    /// Servers that share the calls are not alike.
+    #[error("`{url}` {has}, but `{other}` {wanted}")]
+    Unlike {
+        /// One server.
+        url: String,
+        /// What it is or has: `serves ...`.
+        has: String,
+        /// Another.
+        other: String,
+        /// What that one is or has.
+        wanted: String,
+    },
     /// The server tells the likeliest tokens only, and this is none of them.
     #[error("`{url}` tells the {listed} likeliest tokens only, and {id} is none of them")]
     NotListed {
@@ -159,6 +171,7 @@ impl Error {
             | Self::Refused { .. }
             | Self::SeveralModels { .. }
             | Self::NoModel { .. }
+            | Self::Unlike { .. }
             | Self::NotListed { .. }
             | Self::Unsupported { .. } => false,
         }
@@ -176,7 +189,7 @@ impl Error {
             Self::Status { .. } | Self::Failing { .. } => "status",
             Self::Foreign { .. } | Self::WebPage { .. } | Self::Malformed { .. } => "malformed",
             Self::Refused { .. } => "refused",
-            Self::SeveralModels { .. } | Self::NoModel { .. } => "model",
+            Self::SeveralModels { .. } | Self::NoModel { .. } | Self::Unlike { .. } => "model",
             Self::NotListed { .. } => "not_listed",
             Self::Unsupported { .. } => "unsupported",
         }

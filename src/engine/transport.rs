@@ -22,10 +22,11 @@ pub(super) struct Transport {
 }
 
 /// One call.
-pub(super) struct Call<'a> {
+pub(super) struct Call {
     pub(super) method: Method,
     pub(super) url: String,
-    pub(super) body: Option<&'a serde_json::Value>,
+    /// JSON, written once for all tries.
+    pub(super) body: Option<Bytes>,
     pub(super) timeout: Duration,
 }
 
@@ -88,7 +89,7 @@ impl Transport {
     }
 
     /// Makes a call, again and again as far as `retries` goes.
-    pub(super) async fn send(&self, call: &Call<'_>, retries: &Retries) -> Result<Answer, Error> {
+    pub(super) async fn send(&self, call: &Call, retries: &Retries) -> Result<Answer, Error> {
         let mut tried = 0;
         loop {
             let error = match self.once(call).await {
@@ -107,15 +108,15 @@ impl Transport {
         }
     }
 
-    async fn once(&self, call: &Call<'_>) -> Result<Answer, Error> {
+    async fn once(&self, call: &Call) -> Result<Answer, Error> {
         let url = hide(&call.url);
         let failed = |error: reqwest::Error| match error.is_timeout() && !error.is_connect() {
             true => Error::Timeout { url: url.clone(), after: call.timeout },
             false => Error::Unreachable { url: url.clone(), reason: causes(&error.without_url()) },
         };
         let mut request = self.client.request(call.method.clone(), &call.url).timeout(call.timeout);
-        if let Some(body) = call.body {
-            request = request.json(body);
+        if let Some(body) = &call.body {
+            request = request.header(CONTENT_TYPE, "application/json").body(body.clone());
         }
         let mut response = request.send().await.map_err(failed)?;
         let status = response.status();

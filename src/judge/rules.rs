@@ -6,6 +6,7 @@ use std::path::Path;
 use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
+use toml::Spanned;
 
 use crate::trajectory::words::NextStateKind;
 
@@ -24,7 +25,10 @@ pub struct Rules {
 #[derive(Debug, Clone)]
 struct Rule {
     written: Written,
+    request: Option<Regex>,
     next: Option<Regex>,
+    next_lacks: Option<Regex>,
+    tool: Option<Regex>,
     answer: Option<Regex>,
     answer_lacks: Option<Regex>,
 }
@@ -33,7 +37,7 @@ struct Rule {
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
-    rule: Vec<Written>,
+    rule: Vec<Spanned<Written>>,
 }
 
 /// A rule as it stands in the file.
@@ -43,7 +47,12 @@ struct Written {
     name: String,
     score: i8,
     role: Option<Role>,
+    request: Option<String>,
     next: Option<String>,
+    next_lacks: Option<String>,
+    min_next_chars: Option<usize>,
+    max_next_chars: Option<usize>,
+    tool: Option<String>,
     answer: Option<String>,
     answer_lacks: Option<String>,
     tool_error: Option<bool>,
@@ -63,8 +72,15 @@ enum Role {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(untagged, expecting = "wanted `zero`, `nonzero` or a number")]
 enum ExitCode {
+    Kind(ExitKind),
+    Number(i64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ExitKind {
     Zero,
     Nonzero,
 }
@@ -80,7 +96,10 @@ impl Rules {
             let message = "no `[[rule]]` in it".to_owned();
             return Err(Error::Rules { place: place.to_owned(), message });
         }
-        let rules = file.rule.into_iter().map(|written| Rule::new(written, place));
+        let rules = file.rule.into_iter().map(|written| {
+            let line = text[..written.span().start].matches('\n').count() + 1;
+            Rule::new(written.into_inner(), &format!("{place} line {line}"))
+        });
         Ok(Self { rules: rules.collect::<Result<_, _>>()? })
     }
 
@@ -151,10 +170,33 @@ impl Rule {
                 Regex::new(text).map(Some).map_err(|error| wrong(format!("`{key}`: {error}")))
             }
         };
-        let next = regex("next", &written.next)?;
-        let answer = regex("answer", &written.answer)?;
-        let answer_lacks = regex("answer_lacks", &written.answer_lacks)?;
-        Ok(Self { next, answer, answer_lacks, written })
+        for (what, least, most) in [
+            ("next", written.min_next_chars, written.max_next_chars),
+            ("answer", written.min_answer_chars, written.max_answer_chars),
+        ] {
+            if least.zip(most).is_some_and(|(least, most)| least > most) {
+                let what = format!("`min_{what}_chars` is above `max_{what}_chars`");
+                return Err(wrong(format!("{what}, so it would never match")));
+            }
+        }
+        let of_tools = written.tool_error == Some(true)
+            || written.exit_code.is_some()
+            || written.tool.is_some();
+        if written.role == Some(Role::User) && of_tools {
+            return Err(wrong("it asks a user for what only tools have".to_owned()));
+        }
+        if written.role == Some(Role::Tool) && written.repeats_request == Some(true) {
+            return Err(wrong("it asks tools for what only a user does".to_owned()));
+        }
+        Ok(Self {
+            request: regex("request", &written.request)?,
+            next: regex("next", &written.next)?,
+            next_lacks: regex("next_lacks", &written.next_lacks)?,
+            tool: regex("tool", &written.tool)?,
+            answer: regex("answer", &written.answer)?,
+            answer_lacks: regex("answer_lacks", &written.answer_lacks)?,
+            written,
+        })
     }
 
     fn matches(&self, exchange: &Exchange) -> bool {
@@ -164,14 +206,26 @@ impl Rule {
             Some(Role::User) => exchange.kind == NextStateKind::User,
             Some(Role::Tool) => exchange.kind == NextStateKind::Tool,
         };
-        role && self
-            .next
-            .as_ref()
-            .is_none_or(|next| any(exchange, |shown| next.is_match(&shown.text)))
+        role && self.next_matches(exchange)
+            && self.request.as_ref().is_none_or(|request| request.is_match(&exchange.request))
             && written.tool_error.is_none_or(|wanted| any(exchange, has_error_flag) == wanted)
             && written.exit_code.is_none_or(|wanted| ends_with(exchange, wanted))
             && written.repeats_request.is_none_or(|wanted| repeats(exchange) == wanted)
             && self.answer_matches(exchange)
+    }
+
+    fn next_matches(&self, exchange: &Exchange) -> bool {
+        let written = &self.written;
+        let finds = |regex: &Regex| any(exchange, |shown| regex.is_match(&shown.text));
+        let named = |shown: &Shown, tool: &Regex| {
+            shown.tool.as_deref().is_some_and(|name| tool.is_match(name))
+        };
+        let length = || exchange.next.iter().map(|shown| shown.text.chars().count()).sum::<usize>();
+        self.next.as_ref().is_none_or(finds)
+            && self.next_lacks.as_ref().is_none_or(|lacks| !finds(lacks))
+            && self.tool.as_ref().is_none_or(|tool| any(exchange, |shown| named(shown, tool)))
+            && written.min_next_chars.is_none_or(|least| length() >= least)
+            && written.max_next_chars.is_none_or(|most| length() <= most)
     }
 
     fn looks_at_answer(&self) -> bool {
@@ -226,12 +280,13 @@ fn has_error_flag(shown: &Shown) -> bool {
 }
 
 /// Finds the exit codes that the results tell. Nonzero: one of them is; zero:
-/// there are some, and all are.
+/// there are some, and all are; a number: one of them is that.
 fn ends_with(exchange: &Exchange, wanted: ExitCode) -> bool {
     let codes: Vec<_> = exchange.next.iter().filter_map(exit_code).collect();
     match wanted {
-        ExitCode::Nonzero => codes.iter().any(|code| *code != 0),
-        ExitCode::Zero => !codes.is_empty() && codes.iter().all(|code| *code == 0),
+        ExitCode::Kind(ExitKind::Nonzero) => codes.iter().any(|code| *code != 0),
+        ExitCode::Kind(ExitKind::Zero) => !codes.is_empty() && codes.iter().all(|code| *code == 0),
+        ExitCode::Number(wanted) => codes.contains(&wanted),
     }
 }
 

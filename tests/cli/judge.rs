@@ -186,7 +186,7 @@ fn usage() {
         (vec![], "hint: give `--engine URL`, `--model DIR` or `--rules`"),
         (vec!["--engine", "x", "--votes", "0"], "0 is not in 1..=99"),
         (vec!["--engine", "x", "--temperature=-1"], "wanted a number from 0 to 1000"),
-        (vec!["--engine", "x", "--rules"], "cannot be used with"),
+        (vec!["--engine", "x", "--model", "y"], "cannot be used with"),
         (vec!["--rules", "--prompt", prompt], "never says `\\boxed`"),
         (vec!["--engine", "not an address"], "not a server's address"),
     ] {

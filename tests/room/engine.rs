@@ -1,5 +1,6 @@
 //! The client, against a scripted server.
 
+mod pool;
 mod score;
 
 use std::time::Duration;

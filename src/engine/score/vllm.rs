@@ -31,7 +31,7 @@ pub(super) async fn score(engine: &Engine, request: &ScoreRequest) -> Result<Sco
     if let Some(model) = engine.model() {
         body["model"] = model.into();
     }
-    let answer = engine.api(Method::POST, "/completions", Some(&body)).await?;
+    let answer = engine.api(Method::POST, "/completions", Some(body.to_string().into())).await?;
     let read: CompletionAnswer = answer.json()?;
     let [choice] = &read.choices[..] else {
         return Err(answer.malformed(format!("{} choices for 1", read.choices.len())));

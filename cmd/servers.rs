@@ -1,0 +1,65 @@
+//! The flags that name servers, and what they come to.
+
+use std::path::PathBuf;
+
+use oclaw::engine::{EngineOptions, News, Tell};
+
+use crate::common::Context;
+use crate::embedded;
+
+/// Servers of one model.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Servers {
+    /// Address of the server to ask; several (given again, or with commas) share the calls
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub(crate) engine: Vec<String>,
+    /// Name of the model there, if it has several
+    #[arg(long, value_name = "NAME", requires = "engine")]
+    pub(crate) engine_model: Option<String>,
+    /// File with the key of the server, or of all of them
+    #[arg(long, value_name = "FILE", requires = "engine")]
+    pub(crate) engine_key_file: Option<PathBuf>,
+}
+
+impl Servers {
+    /// Tells whether there is one.
+    pub(crate) fn any(&self) -> bool {
+        !self.engine.is_empty()
+    }
+
+    /// Returns how the user named each: its address, and its model's name.
+    pub(crate) fn typed(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        self.engine.iter().map(|url| (url.as_str(), self.engine_model.as_deref()))
+    }
+
+    /// Returns how to reach each; `with` says how patiently.
+    pub(crate) fn options(
+        &self,
+        context: &Context,
+        with: impl Fn(String) -> EngineOptions,
+    ) -> anyhow::Result<Vec<EngineOptions>> {
+        let key = embedded::key(&context.command, self.engine_key_file.as_deref())?;
+        let mut seen: Vec<&String> = Vec::new();
+        for url in &self.engine {
+            // The same one twice would only look like two.
+            if !seen.contains(&url) {
+                seen.push(url);
+            }
+        }
+        let options = |url: &&String| EngineOptions {
+            key: key.clone(),
+            model: self.engine_model.clone(),
+            ..with((*url).clone())
+        };
+        Ok(seen.iter().map(options).collect())
+    }
+}
+
+/// Returns what says on stderr which server comes and goes.
+pub(crate) fn teller(context: &Context) -> Tell {
+    let say = context.sayer();
+    Box::new(move |news| match news {
+        News::Gone { reason } => say(format!("{reason}: left out until it is there again")),
+        News::Back { url } => say(format!("`{url}` is there again")),
+    })
+}

@@ -1,0 +1,144 @@
+//! Several servers behind one stage.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::judge::{read, says, table};
+use crate::harness::fake_engine::{FakeEngine, Reply};
+use crate::harness::oclaw_keeping;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn serving(model: &str) -> FakeEngine {
+    let fake = FakeEngine::start();
+    fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": model}]}))]);
+    let answer = "[HINT_START]Answer in one sentence.[HINT_END] \\boxed{1}";
+    fake.on(CHAT, [Reply::json(200, says(answer, "stop").1)]);
+    fake
+}
+
+fn calls(fake: &FakeEngine) -> usize {
+    fake.paths().iter().filter(|path| *path == CHAT).count()
+}
+
+struct Bench {
+    folder: tempfile::TempDir,
+    input: PathBuf,
+    output: PathBuf,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (input, output) = (table(folder.path()), folder.path().join("out.parquet"));
+        Self { folder, input, output }
+    }
+
+    fn run(&self, stage: &str, flags: &[&str], code: i32) -> String {
+        let run = oclaw_keeping(self.folder.path())
+            .args([stage, "-o"])
+            .args([&self.output, &self.input])
+            .args(flags)
+            .assert()
+            .code(code);
+        words(&run.get_output().stderr)
+    }
+}
+
+fn words(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes).into_owned();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_calls_are_spread() {
+    for stage in ["judge", "hint"] {
+        let (bench, fakes) = (Bench::new(), [serving("m"), serving("m")]);
+        let urls = fakes.each_ref().map(FakeEngine::url);
+        let talk = bench.run(stage, &["--engine", &urls[0], "--engine", &urls[1]], 0);
+        let counts = fakes.each_ref().map(calls);
+        let all = counts[0] + counts[1];
+        assert_eq!(all, if stage == "judge" { 9 } else { 12 });
+        assert!(counts[0] >= 3 && counts[1] >= 3, "{counts:?}");
+        for (url, count) in urls.iter().zip(counts) {
+            assert!(talk.contains(&format!("calls of {url} {count}, 0 of them failed")), "{talk}");
+        }
+        // The same model at fewer or other servers: nothing is asked again.
+        let config = bench.folder.path().join("oclaw.toml");
+        let third = serving("m");
+        let text = format!("[{stage}]\nengine = [\"{}\", \"{}\"]\n", third.url(), urls[1]);
+        std::fs::write(&config, text).unwrap();
+        let talk = bench.run(stage, &["--config", config.to_str().unwrap()], 0);
+        assert!(talk.contains(&format!("calls 0 cache hits {all}")), "{talk}");
+        assert!(talk.contains(&format!("calls of {} 0", third.url())), "{talk}");
+        let both = format!("{},{}", urls[0], urls[1]);
+        bench.run(stage, &["--engine", &both, "--votes", "4"], 0);
+        let asked: usize = fakes.iter().map(calls).sum::<usize>();
+        assert_eq!(asked, all + all / 3);
+    }
+}
+
+#[test]
+fn a_dead_server_is_skipped() {
+    let (bench, fake) = (Bench::new(), serving("m"));
+    let dead = "http://127.0.0.1:1";
+    let url = fake.url();
+    let flags = ["--engine", dead, "--engine", &url, "--retries", "0"];
+    let talk = bench.run("judge", &flags, 0);
+    assert_eq!(calls(&fake), 9);
+    assert_eq!(talk.matches("left out until it is there again").count(), 1, "{talk}");
+    let row = talk.split("calls of http://127.0.0.1:1 ").nth(1).unwrap();
+    assert!(row.contains("gone at the end"), "{talk}");
+    assert!(read(&bench.output).iter().all(|turn| turn.judge_error.is_none()));
+}
+
+#[test]
+fn different_models_are_refused() {
+    let (bench, fakes) = (Bench::new(), [serving("a"), serving("b")]);
+    let urls = fakes.each_ref().map(FakeEngine::url);
+    let flags = ["--engine", &urls[0], "--engine", &urls[1]];
+    let talk = bench.run("judge", &flags, 2);
+    assert!(talk.contains("serves `b`, but"), "{talk}");
+    assert!(talk.contains("hint: servers that share the calls must serve one model"), "{talk}");
+    let named = [&flags[..], &["--engine-model", "c"]].concat();
+    bench.run("judge", &named, 0);
+    let asked: Vec<Value> = fakes.iter().flat_map(FakeEngine::seen).map(|seen| seen.body).collect();
+    assert!(asked.iter().filter(|body| !body.is_null()).all(|body| body["model"] == "c"));
+}
+
+fn spawned(bench: &Bench, urls: &[String], output: &Path) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oclaw"));
+    command.args(["judge", "--at-once", "1", "--retries", "0", "-o"]).args([output, &bench.input]);
+    for url in urls {
+        command.args(["--engine", url]);
+    }
+    command.env("XDG_CACHE_HOME", bench.folder.path());
+    command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+}
+
+/// One server or two: when the last one goes, the stage ends, no row is blamed,
+/// and what was paid for is kept.
+#[test]
+fn when_all_are_gone_the_stage_ends() {
+    for count in [1, 2] {
+        let bench = Bench::new();
+        let mut fakes: Vec<_> = (0..count).map(|_| serving("m")).collect();
+        let urls: Vec<_> = fakes.iter().map(FakeEngine::url).collect();
+        let last = fakes.len() - 1;
+        fakes[last].hold_after(CHAT, 2);
+        let child = spawned(&bench, &urls, &bench.output);
+        fakes[last].arrived(CHAT, 3);
+        let paid: usize = fakes.iter().map(calls).sum::<usize>() - 1;
+        fakes.clear();
+        let ended = child.wait_with_output().unwrap();
+        let talk = words(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(4), "{talk}");
+        assert!(talk.contains("cannot reach"), "{talk}");
+        assert!(!bench.output.exists());
+        let fresh = serving("m");
+        let talk = bench.run("judge", &["--engine", &fresh.url()], 0);
+        assert!(talk.contains(&format!("calls {} cache hits {paid}", 9 - paid)), "{talk}");
+    }
+}
