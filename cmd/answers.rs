@@ -138,6 +138,19 @@ impl Answers {
         }
     }
 
+    /// Returns the kept answers to several questions.
+    pub(crate) fn find_all<T: DeserializeOwned>(&self, keys: &[Key]) -> Vec<Option<T>> {
+        let read = |text: Option<String>| serde_json::from_str(&text?).ok();
+        match self.with(|cache| cache.get_all(keys)) {
+            Some(Ok(texts)) => texts.into_iter().map(read).collect(),
+            Some(Err(error)) => {
+                self.give_up(&error);
+                keys.iter().map(|_| None).collect()
+            }
+            None => keys.iter().map(|_| None).collect(),
+        }
+    }
+
     /// Keeps an answer. Returns when it would outlive this process.
     pub(crate) async fn keep<T: Serialize>(&self, key: Key, answer: &T) {
         self.keep_as(&self.kind, key, answer).await;

@@ -31,13 +31,17 @@ const NEEDED: Needed =
 /// control token. Of the accepted ones each is kept once, the shortest first,
 /// three at most. None accepted is null, never an empty hint.
 ///
+/// `--only-negative` asks about fewer turns: those with a negative reward (explicit,
+/// else the score) and those with feedback.
+///
 /// `--from-feedback` asks nobody: where the reward (explicit, else the score) is
 /// negative, the hint is the feedback text, else what the user wrote next,
 /// without the client's stamps.
 ///
 /// Answers are kept in a file (`--cache`), so that the same run asks nothing twice;
 /// a spent budget leaves the other turns with the error `budget`; `--dry-run` says
-/// what there is to ask. All of it is as in `oclaw judge`, and so is `--follow`.
+/// what there is to ask. All of it is as in `oclaw judge`, and so are `--follow` and
+/// several servers (`--engine` given again).
 ///
 /// Exit code 3 means that some turn was tried and no call gave a verdict, or a
 /// hint had to be refused, or that the budget left a turn out.

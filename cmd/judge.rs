@@ -28,7 +28,8 @@ const NEEDED: Needed = Needed { built_in: judge::PROMPT, words: &["\\boxed"] };
 /// Fills `score`, `votes`, `judge_text` and `judge_error`. Turns that nothing
 /// came after, and turns with an explicit reward, which outranks any judge, are
 /// left without a score; that is no failure. Of the others each is put to a
-/// model `--votes` times (`--engine` or `--model`), or to rules (`--rules`).
+/// model `--votes` times (`--engine` or `--model`), or to rules (`--rules`), or, if
+/// both are given, to the model only where no rule decides.
 ///
 /// A vote is the last `\boxed{1}`, `\boxed{0}` or `\boxed{-1}` of the answer
 /// outside its thinking: an optional sign and one digit, nothing else in the
@@ -40,6 +41,26 @@ const NEEDED: Needed = Needed { built_in: judge::PROMPT, words: &["\\boxed"] };
 /// and the next state (8000, shared evenly by its messages); of a longer text
 /// the first two thirds and the last third, with the number of characters left
 /// out between. It never sees log-probs, ids or the rest of the conversation.
+///
+/// Rules are a TOML file, tried from the top: each `[[rule]]` has a `name`, a `score`
+/// and conditions about flags and exit codes of tools, words of either side, lengths
+/// and formats. `--show-rules` prints the built-in ones, with all conditions
+/// explained. Where no rule decides, and there is no model, the score is 0.
+///
+/// Several servers of one model (`--engine` given again, or a list in the settings)
+/// share the calls: each goes where the fewest are under way, and one that is gone is
+/// left out and tried again later. If all are gone, the run ends with exit code 4 and
+/// writes nothing; what was answered is kept. They must agree on the model's name and,
+/// where they tell it, on the version of its weights: kept answers are the model's,
+/// not a server's.
+///
+/// `--calibrate LABELS` compares scores with people's: a CSV file with a column
+/// `label` (-1, 0 or 1; empty is not labelled) and `turn_id`, or `session_id` and
+/// `turn`. It prints accuracy, Cohen's kappa, the counts of each pair and the entropy
+/// of the votes, by who came next; `--format json` and `--format csv` are for scripts.
+/// Given somebody to judge, the labelled turns are judged now, else the scores of the
+/// table are taken; no table is written. Exit code 3 means that some label has no turn
+/// or its turn no score.
 ///
 /// Answers are kept in a file (`--cache`) under what was asked of which model, so
 /// that a run that was killed, or is made again, asks only what nobody answered

@@ -89,7 +89,7 @@ impl<'a> Asker<'a> {
         let request = self.asking.request(messages, self.seed);
         let question = self.answers.question(&self.whom.borrow(), &request);
         let keys: Vec<Key> = (0..self.asking.votes).map(|vote| question.vote(vote)).collect();
-        let kept: Vec<Option<Kept>> = keys.iter().map(|key| self.answers.find(key)).collect();
+        let kept: Vec<Option<Kept>> = self.answers.find_all(&keys);
         let missing = kept.iter().filter(|kept| kept.is_none()).count() as u64;
         let mut place = None;
         if missing > 0 {

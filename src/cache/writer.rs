@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, TransactionBehavior, params};
 
@@ -12,6 +13,9 @@ use super::{Error, Key, file};
 
 /// Most answers in one transaction.
 const TOGETHER: usize = 1024;
+
+/// How long a transaction waits for more answers after one that had several.
+const MOMENT: Duration = Duration::from_millis(3);
 
 type Then = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
@@ -69,9 +73,10 @@ impl Drop for Writer {
 }
 
 fn serve(path: &Path, mut connection: Connection, waiting: &mpsc::Receiver<Put>) {
+    let mut busy = false;
     while let Ok(first) = waiting.recv() {
-        let rest = waiting.try_iter().take(TOGETHER - 1);
-        let puts: Vec<Put> = std::iter::once(first).chain(rest).collect();
+        let puts = gather(first, waiting, busy);
+        busy = puts.len() > 1;
         let stored = store(&mut connection, &puts);
         for put in puts {
             let outcome = match &stored {
@@ -81,6 +86,25 @@ fn serve(path: &Path, mut connection: Connection, waiting: &mpsc::Receiver<Put>)
             (put.then)(outcome);
         }
     }
+}
+
+/// Takes what is there; when answers come in crowds, also what comes within a
+/// moment, for a commit costs more than an answer.
+fn gather(first: Put, waiting: &mpsc::Receiver<Put>, busy: bool) -> Vec<Put> {
+    let mut puts = vec![first];
+    let until = Instant::now() + if busy { MOMENT } else { Duration::ZERO };
+    while puts.len() < TOGETHER {
+        let left = until.saturating_duration_since(Instant::now());
+        let next = match left.is_zero() {
+            true => waiting.try_recv().ok(),
+            false => waiting.recv_timeout(left).ok(),
+        };
+        match next {
+            Some(put) => puts.push(put),
+            None => break,
+        }
+    }
+    puts
 }
 
 fn store(connection: &mut Connection, puts: &[Put]) -> rusqlite::Result<()> {

@@ -5,11 +5,15 @@
 //! then tried by a single call. What a server says about the question is final: any
 //! other would say the same.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+mod member;
+
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::future::join_all;
+
+use member::{Member, UnderWay};
 
 use super::retry::{self, Retries};
 use super::{Dialect, Engine, EngineOptions, Error};
@@ -66,26 +70,6 @@ struct Same {
     weights: Option<String>,
 }
 
-struct Member {
-    options: EngineOptions,
-    under_way: AtomicUsize,
-    calls: AtomicU64,
-    failed: AtomicU64,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    engine: Option<Engine>,
-    /// Left out until then.
-    rest: Option<Instant>,
-    pause: Option<Duration>,
-    in_a_row: u32,
-    gone: bool,
-    told_gone: bool,
-    told_back: bool,
-}
-
 impl Pool {
     /// Connects to servers, which must serve the same model. Those that are away
     /// are left out and tried again later; if all are, it is the error of the first.
@@ -124,14 +108,7 @@ impl Pool {
     /// Returns servers that nobody has spoken to yet. There must be one.
     pub fn unconnected(options: Vec<EngineOptions>, tell: Tell) -> Self {
         let retries = options.first().map_or_else(Retries::none, |first| first.retries.clone());
-        let member = |options| Member {
-            options,
-            under_way: AtomicUsize::new(0),
-            calls: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            state: Mutex::default(),
-        };
-        let members = options.into_iter().map(member).collect();
+        let members = options.into_iter().map(Member::new).collect();
         Self { members, retries, same: Mutex::default(), tell }
     }
 
@@ -195,13 +172,7 @@ impl Pool {
 
     /// Tells what each server did.
     pub fn accounts(&self) -> Vec<Account> {
-        let account = |member: &Member| Account {
-            url: super::address::hide(&member.options.url),
-            calls: member.calls.load(Ordering::Relaxed),
-            failed: member.failed.load(Ordering::Relaxed),
-            gone: member.state().gone,
-        };
-        self.members.iter().map(account).collect()
+        self.members.iter().map(Member::account).collect()
     }
 
     /// Makes a call. A try is a round of the servers: each that is there, and if
@@ -370,7 +341,7 @@ impl Pool {
             state.told_gone && !std::mem::replace(&mut state.told_back, true)
         };
         if back {
-            (self.tell)(News::Back { url: super::address::hide(&member.options.url) });
+            (self.tell)(News::Back { url: member.url() });
         }
     }
 
@@ -385,7 +356,9 @@ impl Pool {
             if self.members.len() == 1 {
                 return;
             }
-            let ended = unreachable || !error.is_transient() || state.in_a_row >= IN_A_ROW;
+            let never_there = state.engine.is_none();
+            let ended =
+                never_there || unreachable || !error.is_transient() || state.in_a_row >= IN_A_ROW;
             if ended {
                 let Retries { first_wait, longest_wait, .. } = self.retries;
                 let pause = state.pause.map_or(first_wait, |pause| (pause * 2).min(longest_wait));
@@ -413,30 +386,8 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-impl Member {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Whose fault a failure is.
 enum Failed {
     Question(Error),
     Server(Error),
-}
-
-/// A call under way, until it is dropped.
-struct UnderWay<'a>(&'a AtomicUsize);
-
-impl<'a> UnderWay<'a> {
-    fn of(member: &'a Member) -> Self {
-        member.under_way.fetch_add(1, Ordering::Relaxed);
-        Self(&member.under_way)
-    }
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }

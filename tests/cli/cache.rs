@@ -2,7 +2,7 @@
 //! `oclaw cache` itself.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use oclaw::table::{Source, Usage};
 use oclaw::trajectory::Turn;
@@ -174,9 +174,9 @@ fn an_embedded_engine_keeps_its_answers() {
     assert_eq!(first.1, second.1);
 }
 
-fn spawned(bench: &Bench, fake: &FakeEngine, output: &Path) -> std::process::Child {
+fn spawned(bench: &Bench, (stage, fake): (&str, &FakeEngine), output: &Path) -> Child {
     Command::new(env!("CARGO_BIN_EXE_oclaw"))
-        .args(["judge", "--at-once", "1", "--engine", &fake.url(), "-o"])
+        .args([stage, "--at-once", "1", "--engine", &fake.url(), "-o"])
         .args([output, &bench.input])
         .env("XDG_CACHE_HOME", bench.folder.path())
         .stderr(Stdio::null())
@@ -186,20 +186,26 @@ fn spawned(bench: &Bench, fake: &FakeEngine, output: &Path) -> std::process::Chi
 
 #[test]
 fn killed_and_made_again() {
-    let (bench, fake) = (Bench::new(), judge());
-    let output = bench.path("out.parquet");
-    fake.hold_after(CHAT, 4);
-    let mut child = spawned(&bench, &fake, &output);
-    fake.arrived(CHAT, 5);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    fake.release();
-    assert!(!output.exists());
+    for (stage, all) in [("judge", 9), ("hint", 12)] {
+        let (bench, fake) = (Bench::new(), judge());
+        let output = bench.path("out.parquet");
+        fake.hold_after(CHAT, 4);
+        let mut child = spawned(&bench, (stage, &fake), &output);
+        fake.arrived(CHAT, 5);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        fake.release();
+        assert!(!output.exists());
 
-    let ran = bench.run("judge", &fake, &["--at-once", "1"], 0);
-    assert!(ran.talk.contains("calls 5 cache hits 4"), "{}", ran.talk);
-    assert_eq!(calls(&fake), 5 + 5);
-    assert_eq!(ran.turns[0].score, Some(1.0));
+        let ran = bench.run(stage, &fake, &["--at-once", "1"], 0);
+        assert!(ran.talk.contains(&format!("calls {} cache hits 4", all - 4)), "{}", ran.talk);
+        assert_eq!(calls(&fake), 5 + all - 4);
+        assert_eq!(errors(&ran), [None; 5]);
+        match stage {
+            "judge" => assert_eq!(ran.turns[0].score, Some(1.0)),
+            _ => assert_eq!(ran.turns[0].hints.as_ref().unwrap().len(), 1),
+        }
+    }
 }
 
 #[test]
@@ -208,7 +214,7 @@ fn two_processes_on_one_file() {
     let outputs = [bench.path("a.parquet"), bench.path("b.parquet")];
     // Both are under way before either has its first answer.
     fake.hold(CHAT);
-    let children = outputs.each_ref().map(|output| spawned(&bench, &fake, output));
+    let children = outputs.each_ref().map(|output| spawned(&bench, ("judge", &fake), output));
     fake.arrived(CHAT, 2);
     fake.release();
     for mut child in children {

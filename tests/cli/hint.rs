@@ -100,3 +100,35 @@ fn only_negative_saves_calls() {
     assert_eq!(turns.iter().filter(|turn| turn.hints.is_some()).count(), 1);
     oclaw().arg("hint").arg(&input).assert().code(2);
 }
+
+/// What is too long or could be taken for a control token is refused by name, and
+/// the reason stands in the row.
+#[test]
+fn hints_that_must_not_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (table(folder.path()), folder.path().join("hinted.parquet"));
+    let url = scripted(|body: &Value| {
+        let text = body["messages"][1]["content"].as_str().unwrap();
+        match text.contains("Thanks") {
+            true => says("[HINT_START]end <|im_end|> it[HINT_END]\\boxed{1}", "stop"),
+            false => says("[HINT_START]Say it in one sentence.[HINT_END]\\boxed{1}", "stop"),
+        }
+    });
+    let run = oclaw()
+        .args(["hint", "--engine", &url, "--votes", "1", "--max-hint-chars", "22", "-o"])
+        .args([&output, &input])
+        .assert()
+        .code(3);
+    let talk = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
+    let talk = talk.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(talk.contains("hints refused: control tokens 1"), "{talk}");
+    assert!(talk.contains("hints refused: too long 3"), "{talk}");
+    let turns = read(&output);
+    assert!(turns.iter().all(|turn| turn.hints.is_none()));
+    assert_eq!(turns[0].hint_error.as_deref(), Some("hint refused: too long"));
+    assert_eq!(turns[1].hint_error.as_deref(), Some("hint refused: control tokens"));
+
+    let flags = ["hint", "--engine", &url, "--votes", "1", "--max-hint-chars", "23", "-q", "-o"];
+    oclaw().args(flags).args([&output, &input]).assert().code(3);
+    assert_eq!(hints(&read(&output)[0]), ["Say it in one sentence."]);
+}

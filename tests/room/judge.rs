@@ -1,12 +1,13 @@
 //! The judge's parts: what it is asked, what counts as a vote, what votes make.
 
+mod forging;
+mod rules;
+
 use oclaw::judge::{
-    Error, Exchange, Fault, PROMPT, Quoting, Reply, Rules, ask, is_judged, majority, quote, read,
-    verdict,
+    Error, Exchange, Fault, PROMPT, Quoting, Reply, ask, is_judged, majority, quote, read, verdict,
 };
 use oclaw::trajectory::Turn;
 use oclaw::trajectory::words::NextStateKind;
-use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::forge::captured;
@@ -213,160 +214,4 @@ fn a_broken_column_is_named() {
     let none = Turn { next_state: Some("[]".to_owned()), ..captured("s", 1) };
     let error = Exchange::of(&none, Quoting::default()).unwrap_err().to_string();
     assert_eq!(error, "turn `s-turn-1`: `next_state` is not usable: no message in it");
-}
-
-#[test]
-fn built_in_rules_on_what_people_say() {
-    let rules = Rules::built_in().unwrap();
-    let score = |next: &str| {
-        let verdict = rules.judge(&said(next));
-        (verdict.votes[0].unwrap(), verdict.texts[0].clone().unwrap())
-    };
-    for next in [
-        "No, it is 4.",
-        "no",
-        "Wrong.",
-        "That's not right",
-        "That is incorrect, try again please",
-        "This doesn't work",
-        "shorter please",
-        "Please make it shorter.",
-        "You forgot the second part",
-        "I asked for two lines",
-        "what is 2 + 2 in the end",
-        "Too long. One sentence.",
-        "It is still broken",
-        "Can you answer again?",
-        "Not helpful.",
-        "Why did you delete it?",
-        "Thanks, but that is wrong",
-        "No, shorter please. Please LIST the files",
-        "Not quite what I wanted",
-    ] {
-        assert_eq!(score(next).0, -1, "{next}: {}", score(next).1);
-    }
-    for next in [
-        "Thanks!",
-        "That is right, thanks",
-        "Great, now explain why",
-        "Perfect.",
-        "yes exactly",
-        "Thank you, that helps",
-        "No problem, thanks",
-        "good job",
-        "It works now",
-        "Thanks, great",
-        "ok, next question: what is a verb?",
-    ] {
-        assert_eq!(score(next).0, 1, "{next}: {}", score(next).1);
-    }
-    for next in [
-        "What is the capital of France?",
-        "BOTH: list files and read MISSING.txt",
-        "Tell me about Rome",
-    ] {
-        assert_eq!(score(next).0, 0, "{next}: {}", score(next).1);
-    }
-}
-
-#[test]
-fn built_in_rules_on_what_tools_give() {
-    let rules = Rules::built_in().unwrap();
-    let score = |results: &[&str]| rules.judge(&gave(results)).votes[0].unwrap();
-    for bad in [
-        "{\n \"status\": \"error\", \"tool\": \"read\", \"error\": \"File not found\"}",
-        "{\"is_error\": true, \"content\": \"x\"}",
-        "{\"success\": false}",
-        "{\"exit_code\": 2, \"output\": \"\"}",
-        "some output\nexit code: 1",
-        "Process exited with code 127",
-        "Traceback (most recent call last):\n  File \"x.py\"",
-        "bash: foo: command not found",
-    ] {
-        assert_eq!(score(&[bad]), -1, "{bad}");
-        assert_eq!(score(&["fine", bad]), -1, "{bad}");
-    }
-    for good in [
-        "a.txt\nb.txt",
-        "{\"error\": null, \"temp\": 21}",
-        "{\"exit_code\": 0}",
-        "exit code: 0",
-        "{\"errors\": []}",
-        "18 °C",
-    ] {
-        assert_eq!(score(&[good]), 1, "{good}");
-    }
-}
-
-#[test]
-fn rules_of_a_file() {
-    let text = r#"
-        [[rule]]
-        name = "cut"
-        finish_reason = "length"
-        score = -1
-        [[rule]]
-        name = "long"
-        min_answer_chars = 9
-        score = -1
-        [[rule]]
-        name = "json"
-        answer_is_json = true
-        score = 1
-        [[rule]]
-        name = "no number"
-        answer_lacks = '\d'
-        role = "user"
-        score = -1
-        [[rule]]
-        name = "five"
-        answer = "5"
-        max_answer_chars = 8
-        score = 1
-    "#;
-    let rules = Rules::parse(text, "mine").unwrap();
-    let by = |exchange: Exchange| rules.judge(&exchange).texts[0].clone().unwrap();
-    let answer = |answer: &str| Exchange { answer: answer.to_owned(), ..said("x") };
-    assert_eq!(by(said("x")), "rule `five`");
-    assert_eq!(by(answer("ten chars!")), "rule `long`");
-    assert_eq!(by(answer("[1]")), "rule `json`");
-    assert_eq!(by(answer("five")), "rule `no number`");
-    assert_eq!(by(answer("6")), "rule `json`");
-    assert_eq!(by(answer("a 6")), "no rule matches");
-    assert_eq!(
-        by(Exchange { finish_reason: Some("length".to_owned()), ..said("x") }),
-        "rule `cut`"
-    );
-}
-
-#[test]
-fn broken_rules_are_named() {
-    for (text, words) in [
-        ("", "mine: no `[[rule]]` in it"),
-        ("[[rule]]\nname = \"a\"\nscore = 2", "mine, rule `a`: score is 2, wanted -1, 0 or 1"),
-        (
-            "[[rule]]\nname = \"a\"\nscore = 1\nnext = \"(\"",
-            "mine, rule `a`: `next`: regex parse error",
-        ),
-        ("[[rule]]\nname = \"a\"\nscor = 1", "mine: TOML parse error at line 3"),
-    ] {
-        let error = Rules::parse(text, "mine").unwrap_err().to_string();
-        assert!(error.starts_with(words), "{error}");
-    }
-}
-
-proptest! {
-    #[test]
-    fn reading_never_fails_and_votes_in_range(text in "(?s)(\\\\boxed\\{[-+]?[0-9]\\}|</?think>|>|\n|.){0,20}") {
-        if let Ok(vote) = read(&reply(&text)) {
-            prop_assert!((-1..=1).contains(&vote));
-        }
-    }
-
-    #[test]
-    fn quoted_text_has_no_line_of_its_own(text in any::<String>(), limit in 1usize..200) {
-        for line in quote(&text, limit).lines() {
-            prop_assert!(line.starts_with("> ") || line.ends_with("characters left out)"));
-        }
-    }
 }
