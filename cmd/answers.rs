@@ -207,7 +207,11 @@ impl Answers {
         pool: &Pool,
         typed: impl Iterator<Item = (&'t str, Option<&'t str>)>,
     ) -> Result<Value, engine::Error> {
-        let weights = pool.weight_version().await?;
+        let weights = match pool.weight_version().await {
+            Err(error @ engine::Error::Unlike { .. }) => return Err(error),
+            // What does not tell a version has none.
+            told => told.ok().flatten(),
+        };
         let dialects: Vec<_> = pool.dialects().iter().map(|dialect| dialect.as_str()).collect();
         let whom = json!({
             "dialect": dialects.join("+"),
