@@ -23,6 +23,7 @@ impl Hours {
     }
 
     /// Whether a minute of the day lies in them.
+    #[cfg(any(feature = "torch", test))]
     pub(crate) fn contain(self, minute: u32) -> bool {
         match self.from < self.to {
             true => (self.from..self.to).contains(&minute),
@@ -40,6 +41,7 @@ fn time(text: &str) -> Option<u32> {
 }
 
 /// Returns the minute of the day, here and now.
+#[cfg(any(feature = "torch", test))]
 pub(crate) fn minute_of_day() -> u32 {
     let mut now: libc::time_t = 0;
     #[expect(unsafe_code, reason = "std does not know in which zone the machine is")]

@@ -1,10 +1,14 @@
 //! `oclaw loop`: the real program, its children, and chats that go on meanwhile.
 
 mod chats;
+#[cfg(feature = "torch")]
+mod faults;
 mod refusals;
 mod stages;
 #[cfg(feature = "torch")]
 mod whole;
+#[cfg(feature = "torch")]
+mod windows;
 
 use std::fs;
 use std::net::TcpListener;
@@ -23,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(240);
 pub(super) struct Loop {
     folder: tempfile::TempDir,
     pub(super) front: String,
+    #[cfg(feature = "torch")]
     pub(super) engine: String,
 }
 
@@ -35,7 +40,12 @@ impl Loop {
         let text = config.replace("FRONT", &front).replace("ENGINE", &engine);
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("oclaw.toml"), text.replace("FREE", &free)).unwrap();
-        Self { folder, front, engine }
+        Self {
+            folder,
+            front,
+            #[cfg(feature = "torch")]
+            engine,
+        }
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {

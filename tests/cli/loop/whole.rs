@@ -12,6 +12,7 @@ listen = "FRONT"
 engine-listen = "ENGINE"
 dtype = "f32"
 shard-age = "200ms"
+env = { OMP_NUM_THREADS = "1" }
 [judge]
 rules = ""
 poll = "100ms"
@@ -21,6 +22,7 @@ poll = "100ms"
 [teacher-lp]
 poll = "100ms"
 no-cache = true
+env = { OMP_NUM_THREADS = "1" }
 [advantage]
 poll = "100ms"
 [train]
@@ -30,6 +32,7 @@ max-wait = "1s"
 lr = 1e-3
 poll = "100ms"
 max-staleness = 100
+env = { OMP_NUM_THREADS = "1" }
 [sync-weights]
 poll = "100ms"
 "#;
