@@ -212,7 +212,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         let table = table(&summary, &followed.tally, method.estimator);
         return route.conclude(followed, table);
     }
-    let source = args.files.open()?;
+    let source = args.files.open(context)?;
     let tally = note(&args, context, source, (&args.files.output(), &summary))?;
     let summary = summary.into_inner();
     context.conclude(table(&summary, &tally, method.estimator));

@@ -4,15 +4,17 @@
 use std::future::Future;
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use clap::{ArgAction, FromArgMatches};
+use oclaw::store::Fetched;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::report::{self, Exit, Failure};
 use crate::settings::{Parsed, Setting};
+use crate::stores::StoreArgs;
 use crate::visible::visible_lines;
 
 /// Flags that mean the same in every subcommand.
@@ -37,6 +39,8 @@ pub(crate) struct Shared {
     /// Log more (-v what is done, -vv why)
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
+    #[command(flatten)]
+    stores: StoreArgs,
 }
 
 /// What `run` receives besides its own flags.
@@ -51,6 +55,10 @@ pub(crate) struct Context {
     pub(crate) quiet: bool,
     /// How much to log.
     pub(crate) verbose: u8,
+    /// Where copies of objects are kept.
+    pub(crate) stores: StoreArgs,
+    /// Copies that are read until the end.
+    held: Mutex<Vec<Fetched>>,
     runtime: Runtime,
     /// The configuration file, if there is one.
     pub(crate) config: Option<std::path::PathBuf>,
@@ -81,6 +89,11 @@ impl Context {
         if let Ok(mut last_act) = self.last_act.lock() {
             *last_act = Some(Box::new(act));
         }
+    }
+
+    /// Keeps copies of objects where they are until the process ends.
+    pub(crate) fn hold(&self, copies: Vec<Fetched>) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).extend(copies);
     }
 
     /// Prints a line of talk on stderr, unless `--quiet`.
@@ -160,6 +173,8 @@ fn context(command: String, flags: &Shared) -> anyhow::Result<Context> {
         provenance: !flags.no_provenance,
         quiet: flags.quiet,
         verbose: flags.verbose,
+        stores: flags.stores.clone(),
+        held: Mutex::default(),
         runtime,
         config: flags.config.clone(),
         draining,

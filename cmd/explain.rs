@@ -81,8 +81,8 @@ enum When {
 /// Candidates that are named when the id is not clear.
 const NAMED: usize = 8;
 
-pub(crate) fn run(args: Args, _context: &Context) -> anyhow::Result<Exit> {
-    let mut source = args.inputs.open()?;
+pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    let mut source = args.inputs.open(context)?;
     let mut search = Search::new(&args.turn);
     let mut batch = Batch::new(args.reduction);
     while let Some(turns) = source.next_turns()? {

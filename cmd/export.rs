@@ -59,7 +59,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     if args.with_teacher && args.to != To::Slime {
         return Err(Failure::usage("`--with-teacher` is for `--to slime`").into());
     }
-    let mut source = args.inputs.open()?;
+    let mut source = args.inputs.open(context)?;
     let mut lines = Lines::open(args.output.as_deref())?;
     let mut table = asking::closing_table();
     let left = match args.to {

@@ -16,19 +16,20 @@ use tempfile::TempPath;
 use crate::common::Context;
 use crate::follow::{FollowArgs, Route};
 use crate::report::Failure;
+use crate::stores::{self, Here};
 
 /// What a command reads.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Inputs {
-    /// Tables: files, spool folders, patterns; `-` or nothing is standard input
+    /// Tables: files, spool folders, patterns, s3://…; `-` or nothing is standard input
     #[arg(value_name = "IN")]
     pub(crate) inputs: Vec<PathBuf>,
 }
 
 impl Inputs {
     /// Opens the tables.
-    pub(crate) fn open(&self) -> anyhow::Result<Source> {
-        Ok(Source::open(&self.inputs)?)
+    pub(crate) fn open(&self, context: &Context) -> anyhow::Result<Source> {
+        Here::bring(&self.inputs, context)?.open(context)
     }
 }
 
@@ -80,20 +81,24 @@ pub(crate) enum StageFormat {
 impl Files {
     /// Opens the tables, once it is known that the result has somewhere to go:
     /// before anybody is asked, a model is loaded or a bar is drawn.
-    pub(crate) fn open(&self) -> anyhow::Result<Source> {
+    pub(crate) fn open(&self, context: &Context) -> anyhow::Result<Source> {
         if let Some(StageFormat::Csv | StageFormat::Json) = self.format {
             return Err(Failure::usage("a table of turns is Parquet or Arrow IPC")
                 .hint("`oclaw view` and `oclaw export` print turns")
                 .into());
         }
+        if let Some(output) = &self.output {
+            let what = "it takes shards of `--follow`";
+            stores::refuse(output, what, "write a file, and copy it when it is whole")?;
+        }
         self.target().check()?;
-        self.inputs.open()
+        self.inputs.open(context)
     }
 
     /// Opens the tables of a run that writes none.
-    pub(crate) fn open_to_look(&self) -> anyhow::Result<Source> {
+    pub(crate) fn open_to_look(&self, context: &Context) -> anyhow::Result<Source> {
         self.check_dry_run()?;
-        self.inputs.open()
+        self.inputs.open(context)
     }
 
     fn target(&self) -> Target {
@@ -177,8 +182,7 @@ pub(crate) fn stage_line(context: &Context, source: &Source) -> anyhow::Result<O
         return Ok(None);
     }
     let mut inputs = Vec::new();
-    for name in source.names() {
-        let path = source.paths().find(|path| path.to_string_lossy() == name);
+    for (name, path) in source.places() {
         inputs.push(match path {
             Some(path) => format!("{name} {}", hash(path)?),
             None => name.to_owned(),

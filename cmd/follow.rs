@@ -1,74 +1,40 @@
 //! `--follow`: a stage that does the shards of a folder as they come, and goes on
 //! until it is told to stop.
 
+mod args;
 mod counting;
 mod failures;
+mod incoming;
+mod outgoing;
 mod waiting;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use comfy_table::Table;
 use oclaw::stage::{Output, Tally};
-use oclaw::table::{Claim, Follow, Shard, Source, Stamp, Target, shard_names};
+use oclaw::store::Address;
+use oclaw::table::{Shard, Source, Stamp, Target};
 use tokio::sync::watch;
 
 use crate::common::Context;
 use crate::report::{self, Exit, Failure};
-use crate::units;
+pub(crate) use args::{FollowArgs, interval};
 pub(crate) use counting::Counting;
 pub(crate) use failures::{Failures, is_ours, is_taken};
+pub(crate) use incoming::Incoming;
+pub(crate) use outgoing::Outgoing;
 pub(crate) use waiting::{longer, signalled, sleep};
-
-/// How a folder is followed.
-#[derive(clap::Args, Debug)]
-#[command(next_help_heading = "Following a folder")]
-pub(crate) struct FollowArgs {
-    /// Do the shards of this folder as they come, until a signal
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) follow: Option<PathBuf>,
-    /// How often to look; what failed waits twice as long each time, a minute at most
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval)]
-    pub(crate) poll: Duration,
-    /// Do the shards that are there, then end
-    #[arg(long, requires = "follow")]
-    pub(crate) once: bool,
-    /// Tries of a shard before it is listed in `failed.jsonl`
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) shard_tries: u32,
-}
-
-/// Reads a time to wait that is more than none.
-pub(crate) fn interval(text: &str) -> Result<Duration, String> {
-    match units::duration(text)? {
-        Duration::ZERO => Err("wanted a time above 0".to_owned()),
-        time => Ok(time),
-    }
-}
-
-impl FollowArgs {
-    /// Returns the folder to follow, which must be there.
-    pub(crate) fn folder(&self) -> Result<Option<&Path>, Failure> {
-        match &self.follow {
-            Some(folder) if !folder.is_dir() => {
-                let problem = format!("there is no folder `{}` to follow", folder.display());
-                Err(Failure::usage(problem).hint("make it, if its shards are still to come"))
-            }
-            folder => Ok(folder.as_deref()),
-        }
-    }
-}
 
 /// From which folder into which, and when to stop.
 pub(crate) struct Route<'a> {
     args: &'a FollowArgs,
     context: &'a Context,
     input: &'a Path,
-    output: &'a Path,
+    out: Outgoing,
     signal: watch::Receiver<bool>,
-    _claim: Claim,
 }
 
 /// What became of a shard that did not fail.
@@ -110,19 +76,20 @@ impl<'a> Route<'a> {
         input: &'a Path,
         output: &'a Path,
     ) -> anyhow::Result<Self> {
-        if output.exists() && !output.is_dir() {
-            let problem = format!("`{}` is no folder", output.display());
-            return Err(Failure::usage(problem).hint("`--follow` writes a shard per shard").into());
-        }
-        if let (Ok(from), Ok(to)) = (input.canonicalize(), output.canonicalize())
-            && from == to
-        {
+        let same = match (Address::of(input)?, Address::of(output)?) {
+            (None, None) => {
+                matches!((input.canonicalize(), output.canonicalize()), (Ok(one), Ok(two)) if one == two)
+            }
+            (from, to) => from == to,
+        };
+        if same {
             let problem = format!("`{}` cannot be followed into itself", input.display());
             return Err(Failure::usage(problem).into());
         }
-        let claim = Claim::take(output)?;
+        Incoming::open(context, input)?;
+        let out = Outgoing::open(context, output)?;
         let signal = context.drain_on_signal();
-        Ok(Self { args, context, input, output, signal, _claim: claim })
+        Ok(Self { args, context, input, out, signal })
     }
 
     /// Returns how often a shard is tried.
@@ -169,14 +136,25 @@ impl<'a> Route<'a> {
     ) -> anyhow::Result<Followed> {
         let mut run = Run {
             route: self,
-            follow: Follow::new(self.input),
+            incoming: Incoming::open(self.context, self.input)?,
             listed: HashMap::new(),
             away: false,
+            seen: false,
             lost: false,
             followed: Followed::default(),
         };
         loop {
-            let due = run.due()?;
+            let due = match tokio::select! {
+                biased;
+                () = signalled(&self.signal) => return Ok(run.end(End::Signal)),
+                due = run.look() => due,
+            } {
+                Ok(due) => due,
+                Err(error) => match run.weigh(error)? {
+                    Some(end) => return Ok(run.end(end)),
+                    None => Vec::new(),
+                },
+            };
             if due.is_empty() {
                 if self.args.once {
                     return Ok(run.end(End::Finished));
@@ -220,12 +198,14 @@ impl<'a> Route<'a> {
 /// A run under way.
 struct Run<'a> {
     route: &'a Route<'a>,
-    follow: Follow,
+    incoming: Incoming,
     /// Shards that failed for good, as they were then.
     listed: HashMap<OsString, Stamp>,
     /// Whether it was said that somebody is away.
     away: bool,
-    /// Whether it was said that the folders cannot be looked at.
+    /// Whether the folders were ever looked at.
+    seen: bool,
+    /// Whether it was said that they cannot be.
     lost: bool,
     followed: Followed,
 }
@@ -236,28 +216,32 @@ impl Run<'_> {
         self.followed
     }
 
-    /// Looks at the folders. A file system may be away for a while, which is waited
-    /// for unless nobody waits (`--once`).
-    fn due(&mut self) -> anyhow::Result<Vec<Shard>> {
+    /// Looks at the folders.
+    async fn look(&mut self) -> anyhow::Result<Vec<Shard>> {
+        let done = self.route.out.done().await?;
         let listed = &self.listed;
-        let due = shard_names(self.route.output).and_then(|done| {
-            let given_up = |it: &Shard| listed.get(&it.name) == Some(&it.stamp);
-            self.follow.due(&|name| done.contains(name), &given_up)
-        });
-        match due {
-            Ok(due) => {
-                self.lost = false;
-                Ok(due)
-            }
-            Err(error) if self.route.args.once => Err(error.into()),
-            Err(error) => {
-                if !self.lost {
-                    self.route.context.say(format!("{}: waiting", report::told(&error.into())));
-                }
-                self.lost = true;
-                Ok(Vec::new())
-            }
+        let given_up = |it: &Shard| listed.get(&it.name) == Some(&it.stamp);
+        let due = self.incoming.due(&|name| done.contains(name), &given_up).await?;
+        (self.seen, self.lost) = (true, false);
+        Ok(due)
+    }
+
+    /// Says, once, why the folders cannot be looked at: a file system or a store may
+    /// be away for a while, which is waited for unless nobody waits (`--once`).
+    /// Errors with what a store refused from the start.
+    fn weigh(&mut self, error: anyhow::Error) -> anyhow::Result<Option<End>> {
+        let away = report::is_store_away(&error);
+        if self.route.args.once && away {
+            return Ok(Some(End::Away(report::told(&error))));
         }
+        if self.route.args.once || (!self.seen && report::is_store_refusal(&error)) {
+            return Err(error);
+        }
+        if !self.lost {
+            self.route.context.say(format!("{}: waiting", report::told(&error)));
+        }
+        self.lost = true;
+        Ok(None)
     }
 
     /// Does a shard, trying again what fails. Returns whether the run ends here.
@@ -273,7 +257,7 @@ impl Run<'_> {
             let worked = tokio::select! {
                 biased;
                 () = signalled(signal) => return Ok(Some(End::Signal)),
-                worked = self.route.attempt(shard, work) => worked,
+                worked = self.attempt(shard, work) => worked,
             };
             match worked {
                 Ok(Worked::Done(tally, noted)) => {
@@ -282,15 +266,21 @@ impl Run<'_> {
                 }
                 Ok(Worked::Away(reason)) if args.once => return Ok(Some(End::Away(reason))),
                 Ok(Worked::Away(reason)) => self.gone(&reason),
+                Err(error) if report::is_store_away(&error) => {
+                    if args.once {
+                        return Ok(Some(End::Away(report::told(&error))));
+                    }
+                    self.gone(&report::told(&error));
+                }
                 // It was taken away, or somebody has done it.
-                Err(error) if shard.is_gone() || is_taken(&error) => {
+                Err(error) if is_taken(&error) || !self.incoming.has(shard).await => {
                     tracing::info!(shard = %shard.path.display(), "{}", report::told(&error));
                     return Ok(None);
                 }
                 Err(error) => {
                     tries += 1;
                     if tries >= args.shard_tries {
-                        return self.failed(shard, tries, error).map(|()| None);
+                        return self.failed(shard, tries, error).await.map(|()| None);
                     }
                     let name = shard.name.display();
                     self.route.context.say(format!(
@@ -332,28 +322,55 @@ impl Run<'_> {
     }
 
     /// Lists a shard, unless it is not the shard's fault.
-    fn failed(&mut self, shard: &Shard, tries: u32, error: anyhow::Error) -> anyhow::Result<()> {
+    async fn failed(
+        &mut self,
+        shard: &Shard,
+        tries: u32,
+        error: anyhow::Error,
+    ) -> anyhow::Result<()> {
         if is_ours(&error) {
             return Err(error);
         }
         let told = report::told(&error);
-        Failures::of(self.route.output).list(&shard.name, &told, tries)?;
-        self.listed.insert(shard.name.clone(), shard.stamp);
+        self.route.out.failures().list(&shard.name, &told, tries).await?;
+        self.listed.insert(shard.name.clone(), shard.stamp.clone());
         self.followed.failed += 1;
         let name = shard.name.display();
         self.route.context.say(format!("{name}: {told}: listed as failed after {tries} tries"));
         Ok(())
     }
-}
 
-impl Route<'_> {
     async fn attempt(
-        &self,
+        &mut self,
         shard: &Shard,
         work: &mut impl AsyncFnMut(Source, &Output) -> anyhow::Result<Worked>,
     ) -> anyhow::Result<Worked> {
-        let source = Source::open(std::slice::from_ref(&shard.path))?;
-        let target = Target::Shard(self.output.join(&shard.name));
-        work(source, &Output { target, format: None }).await
+        let out = &self.route.out;
+        let (source, _copy) = self.incoming.source(shard).await?;
+        let target = Target::Shard(out.path(&shard.name));
+        let worked = work(source, &Output { target, format: None }).await?;
+        if let Worked::Done(..) = &worked {
+            let published = self.publish(shard).await;
+            self.route.out.discard(&shard.name);
+            published?;
+        }
+        Ok(worked)
+    }
+
+    /// Publishes what was written, waiting for a store that is away: the work is not
+    /// to be done again for that.
+    async fn publish(&mut self, shard: &Shard) -> anyhow::Result<()> {
+        let args = self.route.args;
+        let mut pause = args.poll;
+        loop {
+            match self.route.out.publish(&shard.name).await {
+                Err(error) if report::is_store_away(&error) && !args.once => {
+                    self.gone(&report::told(&error));
+                }
+                published => return published,
+            }
+            tokio::time::sleep(pause).await;
+            pause = longer(pause);
+        }
     }
 }

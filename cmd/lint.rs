@@ -15,6 +15,7 @@ use crate::common::{Context, Printing as _};
 use crate::files::Inputs;
 use crate::report::{Exit, Failure};
 use crate::run_folder;
+use crate::stores::Here;
 use crate::visible::visible;
 
 /// Check tables against every invariant of the schema
@@ -62,7 +63,7 @@ impl Linters {
 
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let (inputs, lone) = tables(args.inputs.inputs)?;
-    let mut source = Source::open(&inputs)?;
+    let mut source = Here::bring(&inputs, context)?.open(context)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let mut linters = Linters::default();
     let (mut rows, mut faults) = (0, 0);

@@ -37,6 +37,7 @@ mod servers;
 mod settings;
 mod spending;
 mod stats;
+mod stores;
 mod sync_weights;
 mod teacher_lp;
 mod train;

@@ -60,7 +60,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
-    let mut source = args.inputs.open()?;
+    let mut source = args.inputs.open(context)?;
     let mut own = Vec::new();
     for text in &args.pattern {
         own.push(Pattern::parse(text)?);

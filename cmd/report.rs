@@ -16,6 +16,7 @@ use oclaw::proxy;
 #[cfg(feature = "torch")]
 use oclaw::serving;
 use oclaw::stage;
+use oclaw::store;
 use oclaw::sync;
 use oclaw::table;
 use oclaw::template;
@@ -130,6 +131,9 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         }
         if let Some(error) = cause.downcast_ref::<stage::Error>() {
             return of_stage(error);
+        }
+        if let Some(error) = cause.downcast_ref::<store::Error>() {
+            return of_store(error);
         }
         if let Some(error) = cause.downcast_ref::<table::Error>() {
             return of_table(error);
@@ -317,6 +321,7 @@ fn of_pipeline(error: &pipeline::Error) -> (Kind, Option<String>) {
     match error {
         Error::Syntax { .. } | Error::Plan { .. } | Error::Wanting { .. } => (Kind::Usage, None),
         Error::Start { .. } | Error::File { .. } => (Kind::Failed, None),
+        Error::Scheduler { .. } => (Kind::Engine, None),
     }
 }
 
@@ -370,6 +375,23 @@ fn of_stage(error: &stage::Error) -> (Kind, Option<String>) {
             "`--replace` computes its columns again, `--fill` only what is missing",
         ),
         stage::Error::ColumnMissing { .. } | stage::Error::Note { .. } => (Kind::Failed, None),
+    }
+}
+
+fn of_store(error: &store::Error) -> (Kind, Option<String>) {
+    use store::Error;
+    match error {
+        Error::Address { .. } => hinted(Kind::Usage, "give it as `s3://BUCKET/FOLDER`"),
+        Error::Client { .. } | Error::Refused { .. } => hinted(
+            Kind::Usage,
+            "keys, region and endpoint come from the environment: AWS_…, GOOGLE_…, AZURE_…",
+        ),
+        Error::Away { .. } => (Kind::Engine, None),
+        Error::NotThere { .. }
+        | Error::Exists { .. }
+        | Error::Changed { .. }
+        | Error::File { .. }
+        | Error::Policy { .. } => (Kind::Failed, None),
     }
 }
 
@@ -427,6 +449,18 @@ fn hinted(kind: Kind, hint: &str) -> (Kind, Option<String>) {
 /// Returns whether an error says that a server is away, or too busy, just now.
 pub(crate) fn is_away(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|cause| cause.downcast_ref()).any(engine::Error::is_transient)
+        || is_store_away(error)
+}
+
+/// Returns whether an error says that an object store is away just now.
+pub(crate) fn is_store_away(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|cause| cause.downcast_ref()).any(store::Error::is_transient)
+}
+
+/// Returns whether an object store will not do it, however long one waits.
+pub(crate) fn is_store_refusal(error: &anyhow::Error) -> bool {
+    let refusal = |error: &store::Error| !error.is_transient();
+    error.chain().filter_map(|cause| cause.downcast_ref()).any(refusal)
 }
 
 /// Returns whether only the user can put an error right.

@@ -12,6 +12,7 @@ use crate::common::Context;
 use crate::files::{Inputs, write_whole};
 use crate::report::Exit;
 use crate::run_folder::Subject;
+use crate::stores::Here;
 
 /// Tell what a run learned, as one page.
 ///
@@ -43,7 +44,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
-    let subject = Subject::open(&args.inputs.inputs, args.metrics.as_deref())?;
+    let inputs = Here::bring(&args.inputs.inputs, context)?.paths(context);
+    let subject = Subject::open(&inputs, args.metrics.as_deref())?;
     let mut report =
         Report { title: title(&args), steps: subject.steps.clone(), ..Report::default() };
     read(&subject, &mut report)?;

@@ -1,5 +1,7 @@
 //! `oclaw serve`.
 
+mod ship;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,6 +17,7 @@ use crate::common::Context;
 use crate::embedded::{self, Embedded};
 use crate::report::{Exit, Failure};
 use crate::units;
+use ship::Shipping;
 
 /// How many idle times a session is remembered for, so that a late next message
 /// still finds it.
@@ -41,6 +44,10 @@ const COMPACT: u64 = 64 << 20;
 /// Rows are Parquet files in `--spool`. A turn is in the journal there before
 /// its client sees the end of the answer, and survives a kill; turns that are
 /// open at the end are taken up by the next start. One process per spool folder.
+///
+/// `--ship s3://BUCKET/turns` copies each finished shard to an object store, under
+/// its name, if nothing has that name there. The journal and the shards stay here. A
+/// store that is away is waited for while chats go on.
 ///
 /// `--key-file` holds the clients' keys, one `NAME KEY` a line; without it only
 /// this machine may listen. A client's `Authorization`, cookies and keys never
@@ -75,6 +82,9 @@ pub(crate) struct Args {
     /// Folder that takes the rows
     #[arg(long, value_name = "DIR")]
     spool: PathBuf,
+    /// Copy each finished shard to this folder of an object store (s3://…)
+    #[arg(long, value_name = "URL")]
+    ship: Option<PathBuf>,
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
     listen: SocketAddr,
@@ -130,6 +140,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         // Said before a model is loaded for nothing.
         return Err(proxy::Error::Open { address: args.listen }.into());
     }
+    let mut shipping = Shipping::open(args.ship.as_deref(), &args.spool, context)?;
     context.block_on(async {
         let (engine, key, inside) = upstream(&args, context).await?;
         let options = options(&args, context, (engine.clone(), key), (keys, control)).await;
@@ -144,14 +155,28 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             args.spool.display()
         ));
         // The sender lives as long as the context.
-        let _ = signal.wait_for(|signalled| *signalled).await;
+        tokio::select! {
+            _ = signal.wait_for(|signalled| *signalled) => {}
+            () = shipped(&mut shipping) => {}
+        }
         let summary = running.shutdown().await;
+        if let Some(shipping) = shipping {
+            shipping.finish().await;
+        }
         if let Some(inside) = inside {
             inside.shutdown().await;
         }
         context.say(told(&summary?));
         Ok(Exit::Done)
     })
+}
+
+/// Ships shards for ever, or waits as long if none are to be shipped.
+async fn shipped(shipping: &mut Option<Shipping<'_>>) {
+    match shipping {
+        Some(shipping) => shipping.run().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Returns the engine to serve, its key, and the engine itself if it runs

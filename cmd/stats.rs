@@ -13,6 +13,7 @@ use crate::common::Context;
 use crate::files::Inputs;
 use crate::report::Exit;
 use crate::run_folder::Subject;
+use crate::stores::Here;
 use crate::units;
 
 /// Tell how well a table or a run is.
@@ -86,7 +87,8 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     if args.live {
         return live::run(&args, context, &mut out);
     }
-    let subject = Subject::open(&args.inputs.inputs, args.metrics.as_deref())?;
+    let inputs = Here::bring(&args.inputs.inputs, context)?.paths(context);
+    let subject = Subject::open(&inputs, args.metrics.as_deref())?;
     let looks = looks(&args, &subject)?;
     show::looks(&mut out, &args, &subject, &looks)?;
     out.flush()?;

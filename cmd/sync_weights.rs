@@ -1,6 +1,7 @@
 //! `oclaw sync-weights`.
 
 mod follow;
+mod shelf;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use crate::common::Context;
 use crate::embedded;
 use crate::follow::interval;
 use crate::report::{Exit, Failure};
+use crate::stores;
 use crate::units;
 use crate::visible::visible;
 
@@ -50,6 +52,11 @@ use crate::visible::visible;
 /// named and skipped until `latest` moves. The first signal ends the run, after
 /// the push at hand, with exit code 0. With `--require-gate` the receipt of each
 /// policy is waited for.
+///
+/// A policy of an object store (`s3://BUCKET/policy/latest`, `--follow
+/// s3://BUCKET/policy`) is copied to `--object-cache`, every file checked against
+/// the policy's list, and the copy is pushed: the servers must be able to read that
+/// folder. The two newest copies stay.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder of the policy, or its `latest`
@@ -110,6 +117,12 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         // The parser lets just one of them through, but for those of a file.
         _ => return Err(Failure::usage("give either POLICY or `--follow FOLDER`").into()),
     };
+    if args.rollback {
+        let what = "`--rollback` moves `latest` of a folder of this machine";
+        stores::refuse(given, what, "put the name of an older policy into its `latest`")?;
+    }
+    let brought = context.block_on(shelf::bring(given, context))?;
+    let given = &brought;
     let back = match args.rollback {
         true => Some(Rollback::plan(given)?),
         false => None,

@@ -163,7 +163,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             warned: Cell::default(),
         };
         let Some(route) = files.route(context)? else {
-            let source = files.open()?;
+            let source = files.open(context)?;
             check_tokenizer(&source, &chat, &folder, &|text| context.say(text))?;
             let with = with(scorer().await?);
             let tally = with.table(source, &files.output()).await?;

@@ -7,6 +7,8 @@ mod follow;
 #[cfg(feature = "torch")]
 mod metrics_file;
 #[cfg(feature = "torch")]
+mod shelf;
+#[cfg(feature = "torch")]
 mod silence;
 #[cfg(feature = "torch")]
 mod steps;
@@ -48,6 +50,13 @@ use crate::units;
 /// no half policy has a name. `--when-idle` and `--hours` (by this machine's clock)
 /// say when a step may begin; meanwhile shards are taken as ever. One that has begun
 /// is ended.
+///
+/// OUT may be a folder of an object store: `train` then works in one of this machine
+/// (in `--object-cache`), publishes each policy file by file, its list of files
+/// (`oclaw/files.json`) last, and moves `latest`, an object with the policy's name,
+/// after that. Another start, here or elsewhere, goes on from the store's `latest`.
+/// While the store is away training goes on, and the newest policy is published
+/// later. Two trainers for one OUT: the second to finish a step ends with an error.
 ///
 /// Loss per response token: max(-ratio A, -clip(ratio, 1 - low, 1 + high) A), at
 /// most -c A for negative A (`--dual-clip c`), ratio = exp(lc - lo); times the
@@ -111,7 +120,7 @@ pub(crate) struct Args {
     /// Folder of the start model
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Folder of the policies
+    /// Folder of the policies, of this machine or s3://…
     #[arg(long, value_name = "OUT")]
     out: PathBuf,
     /// Turns per step [default: all; 16 with --follow]
@@ -327,8 +336,12 @@ fn alias(text: &str) -> Result<(String, u64), String> {
 
 /// Trains.
 #[cfg(feature = "torch")]
-pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
-    steps::run(&args, context)
+pub(crate) fn run(mut args: Args, context: &Context) -> anyhow::Result<Exit> {
+    let mut shelf = shelf::Shelf::open(&args, context)?;
+    args.out = shelf.folder().to_owned();
+    let exit = steps::run(&args, &mut shelf, context)?;
+    shelf.close(context)?;
+    Ok(exit)
 }
 
 /// Says what this build lacks.

@@ -57,12 +57,12 @@ const BLOCK: usize = 1000;
 /// Width of a line where no terminal gives one.
 const WIDTH: u16 = 120;
 
-pub(crate) fn run(args: Args, _context: &Context) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let mut out = BufWriter::new(io::stdout().lock());
     if args.schema && args.inputs.inputs.is_empty() {
         print(&mut out, schema_table(&trajectory_schema())).printed()?;
     } else {
-        let source = args.inputs.open()?;
+        let source = args.inputs.open(context)?;
         if args.schema {
             print(&mut out, schema_table(&source.schema())).printed()?;
         } else if args.provenance {

@@ -28,10 +28,10 @@ run_tests() { # [CARGO FLAG…] [-- FILTER…]
   fi
 }
 
-# Says what the golden tests left out, which the runners hide of tests that pass.
+# Says what the golden tests and those of real servers left out, which the runners hide of tests that pass.
 skipped() {
   local talk
-  if ! talk=$(cargo test --quiet --test oclaw golden -- --nocapture 2>&1); then
+  if ! talk=$(cargo test --quiet --test oclaw -- --nocapture golden a_real_ 2>&1); then
     printf '%s\n' "$talk"
     return 1
   fi
@@ -46,7 +46,7 @@ if [ $# -gt 0 ]; then
 fi
 part "build with torch" cargo build --tests
 part "tests with torch" run_tests
-part "golden cases left out" skipped
+part "cases left out" skipped
 part "tests without torch" run_tests --no-default-features
 part "golden numbers of SmolLM2-135M" scripts/golden-smollm2.sh
 printf '\nall parts: %d min\n' $((($(date +%s) - started + 59) / 60))

@@ -6,6 +6,7 @@
 
 pub mod trajectory;
 pub mod table;
+pub mod store;
 pub mod stage;
 pub mod wire;
 pub mod tensors;

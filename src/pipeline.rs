@@ -12,9 +12,13 @@ mod logs;
 mod plan;
 mod probe;
 mod process;
+mod quoting;
+mod ray;
 mod run;
+mod slurm;
 mod status;
 mod supervisor;
+mod taken;
 mod watched;
 
 pub use account::{Account, Accountant, Queue, absent};
@@ -23,7 +27,9 @@ pub use job::{Job, Launcher, State};
 pub use local::Local;
 pub use plan::{EnginePlan, Kind, Origin, Plan, Process, ReadTime, STAGES, Scheduler, Serves};
 pub use process::{Identity, signal};
+pub use ray::Ray;
 pub use run::{Hop, Run, published};
+pub use slurm::Slurm;
 pub use status::{PolicyStatus, Status};
 pub use supervisor::{ChildStatus, Supervisor};
 pub use watched::{Limits, Phase};
@@ -64,6 +70,14 @@ pub enum Error {
         program: String,
         /// The operating system's reason.
         source: io::Error,
+    },
+    /// A scheduler does not answer, or refuses.
+    #[error("`{whom}`: {problem}")]
+    Scheduler {
+        /// Its address, or its command.
+        whom: String,
+        /// What is wrong.
+        problem: String,
     },
     /// A file of the loop itself cannot be read or written.
     #[error("cannot read or write `{path}`")]

@@ -20,7 +20,8 @@ mod source;
 mod spool;
 mod stream;
 
-pub use follow::{Claim, Follow, Shard, Stamp, shard_names};
+pub use follow::{Claim, Follow, Shard, Stamp, first_created_at, is_shard, shard_names};
+pub use inputs::Input;
 pub use provenance::{Provenance, StageLine, Usage};
 pub use sink::{Sink, discard_unfinished};
 pub use source::{Source, read_turns};

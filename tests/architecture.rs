@@ -11,6 +11,8 @@ use crate::harness::root;
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("trajectory", &[]),
     ("table", &["trajectory"]),
+    // What is in a bucket is a folder of shards all the same.
+    ("store", &["table"]),
     ("stage", &["trajectory", "table"]),
     ("wire", &[]),
     // Weights as named bytes: what the GGUF converter, which works without torch,

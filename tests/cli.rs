@@ -27,6 +27,7 @@ mod report;
 mod serve;
 mod settings;
 mod stats;
+mod stores;
 mod sync_weights;
 mod teacher_lp;
 mod terminal;

@@ -3,6 +3,7 @@
 
 pub(crate) mod gguf;
 pub(crate) mod fake_engine;
+pub(crate) mod fake_s3;
 pub(crate) mod fake_upstream;
 
 use std::path::{Path, PathBuf};

@@ -24,6 +24,7 @@ mod replay;
 mod session;
 mod stage;
 mod sync;
+mod store;
 mod table;
 mod tensors;
 mod teacher_lp;

@@ -61,7 +61,7 @@ pub(crate) async fn run<S: Asks>(
     }
     let by = |asker| By { stage, files, asking, context, asker, counts: RefCell::default() };
     let Some(route) = files.route(context)? else {
-        let source = files.open()?;
+        let source = files.open(context)?;
         let asker = match stage.asks() {
             true => Some(asking.connect(context, true).await?),
             false => None,
@@ -101,7 +101,7 @@ async fn foretell<S: Asks>(
     (files, asking): (&Files, &Asking),
     context: &Context,
 ) -> anyhow::Result<Exit> {
-    let source = files.open_to_look()?;
+    let source = files.open_to_look(context)?;
     let plan = files.plan(context, S::WRITER, &source)?;
     let mut forecast = asking.forecast(context).await?;
     let look = async |turn: Turn| {

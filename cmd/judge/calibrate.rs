@@ -51,7 +51,7 @@ pub(super) async fn run(
     context: &Context,
 ) -> anyhow::Result<Exit> {
     let labels = Labels::read(file)?;
-    let (mut comparison, turns) = labelled(args, &labels)?;
+    let (mut comparison, turns) = labelled(args, &labels, context)?;
     let turns = match &judging {
         None => turns,
         Some(judging) => judged(args, judging, turns, context).await?,
@@ -82,8 +82,12 @@ pub(super) async fn run(
 }
 
 /// Reads the table and keeps the turns that have labels.
-fn labelled(args: &Args, labels: &Labels) -> anyhow::Result<(Comparison, Vec<(Turn, i8)>)> {
-    let mut source = args.files.inputs.open()?;
+fn labelled(
+    args: &Args,
+    labels: &Labels,
+    context: &Context,
+) -> anyhow::Result<(Comparison, Vec<(Turn, i8)>)> {
+    let mut source = args.files.inputs.open(context)?;
     let mut comparison = Comparison { labels: labels.len() as u64, ..Comparison::default() };
     let mut turns = Vec::new();
     let mut seen = BTreeMap::<u64, String>::new();

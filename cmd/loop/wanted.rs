@@ -6,11 +6,13 @@ use std::path::Path;
 use std::process::Command;
 
 use oclaw::pipeline::{
-    self, Child, Kind, Launcher, Local, Plan, Run, Wishes, children, front, policy_engines,
+    self, Child, Kind, Launcher, Local, Plan, Ray, Run, Scheduler, Slurm, Wishes, children, front,
+    policy_engines,
 };
 
 use super::Args;
 use crate::common::Context;
+use crate::embedded;
 use crate::report::Failure;
 use crate::units;
 
@@ -19,7 +21,7 @@ pub(super) struct Wanted {
     pub(super) run: Run,
     pub(super) children: Vec<Child>,
     /// Who runs them.
-    pub(super) scheduler: pipeline::Scheduler,
+    pub(super) scheduler: Scheduler,
     /// The engines that get the weights.
     pub(super) engines: Vec<String>,
     /// Where `oclaw serve` answers.
@@ -59,12 +61,27 @@ impl Wanted {
         Ok(Self { run, children, scheduler: plan.scheduler, engines, front })
     }
 
-    /// Makes the folders, and whoever runs the processes.
+    /// Returns what tells this loop's jobs from another's on the same cluster.
+    fn scope(&self) -> String {
+        let state = self.run.state();
+        state.canonicalize().unwrap_or(state).display().to_string()
+    }
+
+    /// Returns whoever runs the processes.
     pub(super) fn launcher(&self) -> anyhow::Result<Launcher> {
         match self.scheduler.kind {
             Kind::Local => Ok(Launcher::Local(Local::new(&self.run.state()))),
-            Kind::Ray | Kind::Slurm => {
-                Err(Failure::usage("this version runs a loop on this machine only").into())
+            Kind::Ray => {
+                let Some(address) = &self.scheduler.address else {
+                    let problem = "`[scheduler]` of kind `ray` has no `address`";
+                    return Err(Failure::usage(problem).hint("give `http://HEAD:8265`").into());
+                };
+                let token = embedded::key("loop", None)?;
+                Ok(Launcher::Ray(Ray::new(address, &self.scope(), token.as_ref())?))
+            }
+            Kind::Slurm => {
+                let Scheduler { partition, args, .. } = self.scheduler.clone();
+                Ok(Launcher::Slurm(Slurm::new(partition, args, &self.scope())))
             }
         }
     }

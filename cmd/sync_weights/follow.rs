@@ -1,13 +1,13 @@
 //! `oclaw sync-weights --follow`: each policy as `latest` moves to it.
 
 use std::cell::RefCell;
-use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use oclaw::sync::{self, Lock, Policy};
+use oclaw::sync::{self, Lock};
 use tokio::sync::watch;
 
+use super::shelf::{self, Shelf};
 use super::{Args, Servers, push, table};
 use crate::common::Context;
 use crate::follow::{longer, sleep};
@@ -17,7 +17,8 @@ use crate::report::{self, Exit, Failure};
 const REFUSALS: u32 = 2;
 
 pub(super) async fn follow(args: &Args, context: &Context, folder: &Path) -> anyhow::Result<Exit> {
-    if !folder.is_dir() {
+    let shelf = Shelf::open(folder, context)?;
+    if shelf.is_none() && !folder.is_dir() {
         let problem = format!("there is no folder `{}` to follow", folder.display());
         return Err(Failure::usage(problem)
             .hint("make it, if its policies are still to come")
@@ -29,6 +30,7 @@ pub(super) async fn follow(args: &Args, context: &Context, folder: &Path) -> any
         args,
         context,
         folder,
+        shelf,
         signal,
         servers: None,
         served: None,
@@ -56,6 +58,8 @@ struct Run<'a> {
     args: &'a Args,
     context: &'a Context,
     folder: &'a Path,
+    /// The store that it is, if it is one.
+    shelf: Option<Shelf>,
     signal: watch::Receiver<bool>,
     /// The servers, once all of them have been found.
     servers: Option<Servers>,
@@ -71,14 +75,8 @@ struct Run<'a> {
 impl Run<'_> {
     /// Pushes the policy that `latest` names, if a server lacks it.
     async fn look(&mut self) -> anyhow::Result<()> {
-        let latest = self.folder.join("latest");
-        // No step has been made yet, or the folder is away.
-        if let Err(error) = latest.symlink_metadata()
-            && error.kind() == io::ErrorKind::NotFound
-        {
-            return Ok(());
-        }
-        let policy = Policy::resolve(&latest, None)?;
+        let newest = shelf::newest(self.folder, self.shelf.as_ref()).await?;
+        let Some(policy) = newest else { return Ok(()) };
         match &self.refused {
             Some((version, REFUSALS..)) if *version == policy.version => return Ok(()),
             Some((version, _)) if *version != policy.version => self.refused = None,

@@ -22,7 +22,7 @@ pub(super) async fn foretell(
     context: &Context,
     (chat, folder): (&Chat, &Path),
 ) -> anyhow::Result<Exit> {
-    let source = args.files.open_to_look()?;
+    let source = args.files.open_to_look(context)?;
     check_tokenizer(&source, chat, folder, &|text| context.say(text))?;
     let mut plan = args.files.plan(context, Writer::TeacherLp, &source)?;
     plan.needs = &["hints"];

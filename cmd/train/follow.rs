@@ -11,22 +11,28 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use oclaw::advantage::Method;
-use oclaw::table::{Follow, Shard, Source, Stamp};
+use oclaw::table::{Shard, Stamp};
 use oclaw::train::{Sample, Trainer};
 use oclaw::trajectory::Turn;
 use tokio::sync::watch;
 
 use super::metrics_file::MetricsFile;
+use super::shelf::Shelf;
 use super::{Args, checks, silence, steps};
 use crate::common::Context;
-use crate::follow::{Failures, longer, sleep};
+use crate::follow::{Incoming, longer, sleep};
 use crate::report::{self, Exit, Failure};
 use crate::visible::visible;
 
 /// Turns per step unless the user says otherwise.
 const BATCH_TURNS: u64 = 16;
 
-pub(super) fn run(args: &Args, context: &Context, folder: &Path) -> anyhow::Result<Exit> {
+pub(super) fn run(
+    args: &Args,
+    shelf: &mut Shelf,
+    context: &Context,
+    folder: &Path,
+) -> anyhow::Result<Exit> {
     if !args.inputs.inputs.is_empty() {
         let problem = "`--follow` reads one folder and nothing beside it";
         let remedy = "leave the inputs out, or leave `--follow` out";
@@ -40,12 +46,14 @@ pub(super) fn run(args: &Args, context: &Context, folder: &Path) -> anyhow::Resu
     steps::announce(&trainer, args, context);
     let mut run = Run {
         args,
+        shelf,
         context,
         method,
         signal,
         trainer,
         metrics,
-        follow: Follow::new(folder),
+        incoming: Incoming::open(context, folder)?,
+        seen: false,
         read: HashSet::new(),
         listed: HashMap::new(),
         due: VecDeque::new(),
@@ -64,12 +72,15 @@ pub(super) fn run(args: &Args, context: &Context, folder: &Path) -> anyhow::Resu
 /// A run under way.
 struct Run<'a> {
     args: &'a Args,
+    shelf: &'a mut Shelf,
     context: &'a Context,
     method: Method,
     signal: watch::Receiver<bool>,
     trainer: Trainer,
     metrics: Option<MetricsFile>,
-    follow: Follow,
+    incoming: Incoming,
+    /// Whether the folder was ever looked at.
+    seen: bool,
     /// Shards of which every turn was taken.
     read: HashSet<OsString>,
     /// Shards that failed for good, as they were then.
@@ -110,6 +121,7 @@ impl Run<'_> {
     /// Trains until a signal comes, or nothing is left under `--once`.
     fn steps(&mut self) -> anyhow::Result<()> {
         while !*self.signal.borrow() {
+            self.shelf.publish_waiting(self.context)?;
             let wanted = self.wanted();
             self.trainer.collect_into(&mut self.samples, &mut self.queue, Some(wanted));
             self.tell_faults();
@@ -176,8 +188,11 @@ impl Run<'_> {
             self.context.say(format!("no step: {}", silence::reasons(&refused)));
             return Ok(());
         };
-        match trained.policy {
-            Some(_) => self.counts.steps += 1,
+        match &trained.policy {
+            Some(policy) => {
+                self.counts.steps += 1;
+                self.shelf.publish(policy, self.context)?;
+            }
             None => self.counts.skipped += 1,
         }
         if let Some(file) = &mut self.metrics {
@@ -195,14 +210,19 @@ impl Run<'_> {
         let poll = self.args.following.poll;
         if self.due.is_empty() || self.looked.is_none_or(|looked| looked.elapsed() >= poll) {
             let (read, listed) = (&self.read, &self.listed);
-            let due = self.follow.due(&|name| read.contains(name), &|shard| {
-                listed.get(&shard.name) == Some(&shard.stamp)
-            });
+            let given_up = |shard: &Shard| listed.get(&shard.name) == Some(&shard.stamp);
+            let due = self.context.block_on(self.incoming.due(&|it| read.contains(it), &given_up));
             self.due = match due {
-                Ok(due) => due.into(),
-                Err(error) if self.args.following.once => return Err(error.into()),
+                Ok(due) => {
+                    self.seen = true;
+                    due.into()
+                }
                 Err(error) => {
-                    self.say_once(format!("{}: waiting", report::told(&error.into())));
+                    let refused = !self.seen && report::is_store_refusal(&error);
+                    if self.args.following.once || refused {
+                        return Err(error);
+                    }
+                    self.say_once(format!("{}: waiting", report::told(&error)));
                     VecDeque::new()
                 }
             };
@@ -221,10 +241,15 @@ impl Run<'_> {
                 Ok(()) => return Ok(true),
                 Err(error) => error,
             };
-            if shard.is_gone() {
+            let away = report::is_store_away(&error);
+            if away && self.args.following.once {
+                return Err(error);
+            }
+            if !away && !self.context.block_on(self.incoming.has(&shard)) {
                 return Ok(true);
             }
-            tries += 1;
+            // The store's absence is no fault of the shard.
+            tries += u32::from(!away);
             if tries >= self.args.following.shard_tries {
                 self.list(shard, &error, tries)?;
                 return Ok(true);
@@ -240,7 +265,7 @@ impl Run<'_> {
     }
 
     fn read(&mut self, shard: &Shard) -> anyhow::Result<()> {
-        let mut source = Source::open(std::slice::from_ref(&shard.path))?;
+        let (mut source, _copy) = self.context.block_on(self.incoming.source(shard))?;
         checks::check_columns(&source, &self.method)?;
         let mut said = Vec::new();
         checks::check_estimator(&source, self.method.estimator, &mut |text| said.push(text))?;
@@ -268,7 +293,7 @@ impl Run<'_> {
 
     fn list(&mut self, shard: Shard, error: &anyhow::Error, tries: u32) -> anyhow::Result<()> {
         let told = report::told(error);
-        Failures::of(&self.args.out).list(&shard.name, &told, tries)?;
+        self.context.block_on(self.shelf.failures().list(&shard.name, &told, tries))?;
         let name = shard.name.display();
         self.context.say(format!("{name}: {told}: listed as failed after {tries} tries"));
         self.listed.insert(shard.name, shard.stamp);

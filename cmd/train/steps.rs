@@ -17,6 +17,7 @@ use oclaw::trajectory::Turn;
 use super::checks;
 use super::follow;
 use super::metrics_file::MetricsFile;
+use super::shelf::Shelf;
 use super::silence;
 use super::{
     Args, DistillationArgs, DtypeName, ImportanceName, KlName, LossArgs, OldName, OptimizerArgs,
@@ -39,14 +40,14 @@ pub(super) const NAMED: usize = 10;
 /// Share of changed weights below which most of a step is lost in rounding.
 const TINY_CHANGE: f64 = 0.05;
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Exit> {
+pub(super) fn run(args: &Args, shelf: &mut Shelf, context: &Context) -> anyhow::Result<Exit> {
     if let Some(folder) = args.following.folder()? {
-        return follow::run(args, context, folder);
+        return follow::run(args, shelf, context, folder);
     }
     if args.max_wait.is_some() {
         return Err(Failure::usage("`--max-wait` goes with `--follow`").into());
     }
-    let mut source = args.inputs.open()?;
+    let mut source = args.inputs.open(context)?;
     let method = args.method.method();
     checks::check_columns(&source, &method)?;
     checks::check_estimator(&source, method.estimator, &mut |text| context.say(text))?;
@@ -61,6 +62,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Exit> {
     checks::check_topk(&queue, &method)?;
     let bar = progress::bar(context, "train", Some(queue.len() as u64));
     let done = steps(&mut trainer, &mut queue, args, &bar, &mut |trained| {
+        if let Some(policy) = &trained.policy {
+            shelf.publish(policy, context)?;
+        }
         metrics.as_mut().map_or(Ok(()), |file| file.write(&trained.metrics))
     });
     bar.finish_and_clear();

@@ -1,9 +1,9 @@
 //! A process that somebody runs for us, and whom we can ask to.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::{Error, Local};
+use super::{Error, Local, Ray, Slurm};
 
 /// A process to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +28,22 @@ pub struct Job {
     pub outlives: bool,
 }
 
+impl Job {
+    /// Returns as much of a job as it takes to ask about it.
+    pub(super) fn named(id: &str, name: &str, logs: &Path) -> Self {
+        Self {
+            id: id.to_owned(),
+            name: name.to_owned(),
+            argv: Vec::new(),
+            env: BTreeMap::new(),
+            gpus: Vec::new(),
+            log: logs.join(format!("{name}.log")),
+            folder: PathBuf::new(),
+            outlives: false,
+        }
+    }
+}
+
 /// How a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -44,11 +60,22 @@ pub enum State {
     Lost,
 }
 
+impl State {
+    /// Whether it has not ended.
+    pub fn is_alive(self) -> bool {
+        matches!(self, Self::Pending | Self::Running)
+    }
+}
+
 /// Where jobs run.
 #[derive(Debug)]
 pub enum Launcher {
     /// On this machine.
     Local(Local),
+    /// On a Ray cluster.
+    Ray(Ray),
+    /// On a Slurm cluster.
+    Slurm(Slurm),
 }
 
 impl Launcher {
@@ -56,6 +83,8 @@ impl Launcher {
     pub async fn start(&mut self, job: &Job) -> Result<(), Error> {
         match self {
             Self::Local(local) => local.start(job),
+            Self::Ray(ray) => ray.start(job).await,
+            Self::Slurm(slurm) => slurm.start(job).await,
         }
     }
 
@@ -63,14 +92,18 @@ impl Launcher {
     pub async fn poll(&mut self, job: &Job) -> Result<State, Error> {
         match self {
             Self::Local(local) => Ok(local.poll(job)),
+            Self::Ray(ray) => ray.poll(job).await,
+            Self::Slurm(slurm) => slurm.poll(job).await,
         }
     }
 
     /// Brings a job's log up to date.
-    pub async fn logs(&mut self, _job: &Job) -> Result<(), Error> {
+    pub async fn logs(&mut self, job: &Job) -> Result<(), Error> {
         match self {
             // It writes there itself.
             Self::Local(_) => Ok(()),
+            Self::Ray(ray) => ray.logs(job).await,
+            Self::Slurm(slurm) => slurm.logs(job).await,
         }
     }
 
@@ -81,14 +114,18 @@ impl Launcher {
                 local.stop(job, at_once);
                 Ok(())
             }
+            Self::Ray(ray) => ray.stop(job, at_once).await,
+            Self::Slurm(slurm) => slurm.stop(job, at_once).await,
         }
     }
 
     /// Whether a job that another supervisor has left is taken up. What dies with
-    /// the supervisor and is still there is not: it is ended.
+    /// the supervisor and is still there is not: it is ended. On a cluster nothing
+    /// does.
     pub fn keeps(&self, job: &Job) -> bool {
         match self {
             Self::Local(_) => job.outlives,
+            Self::Ray(_) | Self::Slurm(_) => true,
         }
     }
 
@@ -96,13 +133,16 @@ impl Launcher {
     pub fn pid(&self, job: &Job) -> Option<u32> {
         match self {
             Self::Local(local) => local.pid(job),
+            Self::Ray(_) | Self::Slurm(_) => None,
         }
     }
 
-    /// Names what another supervisor has left running, but for the ids to keep.
+    /// Names what another supervisor has left running on this machine, but for the
+    /// ids to keep.
     pub fn others(&self, keep: &[String]) -> Result<Vec<String>, Error> {
         match self {
             Self::Local(local) => local.others(keep),
+            Self::Ray(_) | Self::Slurm(_) => Ok(Vec::new()),
         }
     }
 
@@ -110,6 +150,7 @@ impl Launcher {
     pub fn end_others(&self, keep: &[String], at_once: bool) -> Result<(), Error> {
         match self {
             Self::Local(local) => local.end_others(keep, at_once),
+            Self::Ray(_) | Self::Slurm(_) => Ok(()),
         }
     }
 }

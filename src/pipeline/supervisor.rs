@@ -106,9 +106,7 @@ impl Supervisor {
 
     /// Says how each process is.
     pub fn status(&self) -> Vec<ChildStatus> {
-        let pid = |it: &Watched| match &self.launcher {
-            Launcher::Local(local) => local.pid(&it.job),
-        };
+        let pid = |it: &Watched| self.launcher.pid(&it.job);
         let status = |it: &Watched| ChildStatus::of(it, pid(it).filter(|_| it.phase.is_alive()));
         self.watched.iter().map(status).collect()
     }

@@ -50,6 +50,8 @@ impl Upstream {
             }
         };
         let client = Client::builder()
+            // Headers pass as they are, and a broken answer breaks only itself.
+            .http1_only()
             .connect_timeout(Duration::from_secs(5))
             // A followed redirect would turn a POST into a GET in silence.
             .redirect(reqwest::redirect::Policy::none())

@@ -28,12 +28,27 @@ pub struct Shard {
     pub stamp: Stamp,
 }
 
-/// What changes when a file is written or replaced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stamp {
-    inode: u64,
-    length: u64,
-    modified: (i64, i64),
+/// What changes when a file, or an object of a store, is written or replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stamp {
+    /// Of a file.
+    File {
+        /// Which file it is on its file system.
+        inode: u64,
+        /// Its size in bytes.
+        length: u64,
+        /// When it was written, in seconds and nanoseconds.
+        modified: (i64, i64),
+    },
+    /// Of an object.
+    Object {
+        /// Its size in bytes.
+        size: u64,
+        /// Its entity tag.
+        tag: Option<String>,
+        /// When it was written, in milliseconds.
+        modified: i64,
+    },
 }
 
 impl Shard {
@@ -45,7 +60,7 @@ impl Shard {
 
 impl Stamp {
     fn of(facts: &Metadata) -> Self {
-        Self {
+        Self::File {
             inode: facts.ino(),
             length: facts.len(),
             modified: (facts.mtime(), facts.mtime_nsec()),
@@ -88,8 +103,9 @@ impl Follow {
         let mut first = HashMap::new();
         for Shard { path, name, stamp } in &due {
             let known = self.first.get(name).filter(|(of, first)| of == stamp && first.is_some());
-            let at = known.map_or_else(|| first_created_at(path), |(_, first)| *first);
-            first.insert(name.clone(), (*stamp, at));
+            let at = || File::open(path).ok().and_then(first_created_at);
+            let at = known.map_or_else(at, |(_, first)| *first);
+            first.insert(name.clone(), (stamp.clone(), at));
         }
         self.first = first;
         let at = |shard: &Shard| self.first.get(&shard.name).and_then(|(_, first)| *first);
@@ -121,16 +137,17 @@ fn facts(path: &Path) -> Result<Option<Metadata>, Error> {
     }
 }
 
-/// Names that start with a dot are unfinished, or bookkeeping.
-fn is_shard(name: &OsStr) -> bool {
+/// Returns whether a finished shard is named so. Names that start with a dot are
+/// unfinished, or bookkeeping.
+pub fn is_shard(name: &OsStr) -> bool {
     let bytes = name.as_encoded_bytes();
     bytes.ends_with(b".parquet") && !bytes.starts_with(b".")
 }
 
-/// What cannot be read tells no time; whoever does the shard says what is wrong.
-fn first_created_at(path: &Path) -> Option<i64> {
-    let file = File::open(path).ok()?;
-    let parquet = ParquetFile::open(&path.display().to_string(), Arc::new(file)).ok()?;
+/// Returns the first `created_at` of a shard, of which the end may be enough. What
+/// cannot be read tells no time; whoever does the shard says what is wrong.
+pub fn first_created_at(file: File) -> Option<i64> {
+    let parquet = ParquetFile::open("a shard", Arc::new(file)).ok()?;
     parquet.first_created_at().ok()?
 }
 

@@ -8,21 +8,43 @@ use std::sync::Arc;
 use super::Error;
 use super::parquet_file::ParquetFile;
 
+/// What is named as a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// What stands on a command line: a file, a folder, a pattern, or `-`.
+    Named(PathBuf),
+    /// A copy of what is somewhere else, and is called by its name there.
+    Copy {
+        /// The copy.
+        path: PathBuf,
+        /// Its name.
+        name: String,
+    },
+}
+
 /// One place to read a table from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
     Path(PathBuf),
+    Copy(PathBuf, String),
     Stdin,
 }
 
 /// Expands folders and patterns that the shell left alone. Nothing named, or
 /// `-`, is standard input.
-pub(super) fn resolve(inputs: &[PathBuf]) -> Result<Vec<Place>, Error> {
+pub(super) fn resolve(inputs: &[Input]) -> Result<Vec<Place>, Error> {
     if inputs.is_empty() {
         return Ok(vec![Place::Stdin]);
     }
     let mut found = Vec::new();
     for input in inputs {
+        let input = match input {
+            Input::Named(path) => path,
+            Input::Copy { path, name } => {
+                found.push(Place::Copy(path.clone(), name.clone()));
+                continue;
+            }
+        };
         if input.as_os_str() == "-" {
             if found.contains(&Place::Stdin) {
                 return Err(Error::StdinTwice);

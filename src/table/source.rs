@@ -13,7 +13,7 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use arrow::ipc::writer::StreamWriter;
 
-use super::inputs::{self, Place};
+use super::inputs::{self, Input as Named, Place};
 use super::parquet_file::{self, ParquetFile, Part, Rows};
 use super::size::{BATCH_BYTES, pieces};
 use super::stream::{self, Stream};
@@ -76,12 +76,19 @@ impl Source {
     /// which is also what an empty list means. Errors unless each is a
     /// trajectory table that this build knows, with columns that go together.
     pub fn open(inputs: &[PathBuf]) -> Result<Self, Error> {
+        let inputs: Vec<_> = inputs.iter().cloned().map(Named::Named).collect();
+        Self::open_inputs(&inputs)
+    }
+
+    /// Opens tables likewise, some of which may be copies of others.
+    pub fn open_inputs(inputs: &[Named]) -> Result<Self, Error> {
         let mut opened = Vec::new();
         let mut schemas = Vec::new();
         let mut provenance: Option<Provenance> = None;
         for place in inputs::resolve(inputs)? {
             let (mut input, schema) = match place {
-                Place::Path(path) => open_path(&path)?,
+                Place::Path(path) => open_path(&path, path.display().to_string())?,
+                Place::Copy(path, name) => open_path(&path, name)?,
                 Place::Stdin => open_stdin()?,
             };
             let told = Provenance::read(&input.name, schema.metadata())?;
@@ -127,11 +134,14 @@ impl Source {
         self.inputs.iter().map(|input| input.name.as_str())
     }
 
-    /// Returns the paths of the inputs that have one.
-    pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.inputs.iter().filter_map(|input| match &input.bytes {
-            Bytes::Path(path) => Some(path.as_path()),
-            Bytes::Held(_) | Bytes::Live(_) => None,
+    /// Returns the names of the inputs, and the paths of those that have one.
+    pub fn places(&self) -> impl Iterator<Item = (&str, Option<&Path>)> {
+        self.inputs.iter().map(|input| {
+            let path = match &input.bytes {
+                Bytes::Path(path) => Some(path.as_path()),
+                Bytes::Held(_) | Bytes::Live(_) => None,
+            };
+            (input.name.as_str(), path)
         })
     }
 
@@ -285,8 +295,7 @@ fn sniff(name: &str, head: &[u8]) -> Result<Format, Error> {
     Err(Error::Foreign { name, found })
 }
 
-fn open_path(path: &Path) -> Result<(Input, SchemaRef), Error> {
-    let name = path.display().to_string();
+fn open_path(path: &Path, name: String) -> Result<(Input, SchemaRef), Error> {
     let read = |source| Error::Read { name: name.clone(), source };
     let file = File::open(path).map_err(read)?;
     if !file.metadata().map_err(read)?.is_file() {

@@ -2,3 +2,5 @@
 
 mod local;
 mod plan;
+mod ray;
+mod slurm;

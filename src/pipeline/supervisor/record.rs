@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::super::watched::Watched;
-use super::super::{Child, Error, Phase, Run, State, Tier, write_aside};
+use super::super::{Child, Error, Job, Launcher, Phase, Run, Tier, write_aside};
 use super::Supervisor;
 
 /// How often is looked whether somebody has ended.
 const LOOK: Duration = Duration::from_millis(50);
+/// The same, of a cluster.
+const LEFT_LOOK: Duration = Duration::from_secs(1);
 
 /// The processes of a loop, as they were started last.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -93,7 +95,7 @@ impl Supervisor {
                 continue;
             }
             let keeps = self.launcher.keeps(&watched.job);
-            if keeps && self.launcher.poll(&watched.job).await? == State::Running {
+            if keeps && self.launcher.poll(&watched.job).await?.is_alive() {
                 watched.enter(Phase::Starting, Instant::now());
                 let told = match self.launcher.pid(&watched.job) {
                     Some(pid) => format!("{}: taken up (process {pid})", watched.child.name),
@@ -102,7 +104,32 @@ impl Supervisor {
                 self.told.push(told);
             }
         }
+        self.end_left(record).await?;
         self.end_others().await
+    }
+
+    /// Ends what was left on a cluster and is not wanted any more: there shall not be
+    /// two of a stage.
+    async fn end_left(&mut self, record: &Record) -> Result<(), Error> {
+        if matches!(self.launcher, Launcher::Local(_)) {
+            return Ok(());
+        }
+        let taken = self.watched.iter().filter(|it| it.phase == Phase::Starting);
+        let keep: Vec<String> = taken.map(|it| it.job.id.clone()).collect();
+        for (name, kept) in record.children.iter().filter(|(_, kept)| !keep.contains(&kept.id)) {
+            let job = Job::named(&kept.id, name, &self.run.logs());
+            let asked = Instant::now();
+            let mut told = false;
+            while self.launcher.poll(&job).await?.is_alive() {
+                self.launcher.stop(&job, asked.elapsed() >= self.limits.grace).await?;
+                if !told {
+                    self.told.push(format!("left by another supervisor, ended: {name}"));
+                }
+                told = true;
+                tokio::time::sleep(LEFT_LOOK).await;
+            }
+        }
+        Ok(())
     }
 
     /// Ends what runs of this loop and is not taken up.

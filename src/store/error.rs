@@ -1,0 +1,59 @@
+//! What a store's own errors mean for us.
+
+use std::error::Error as Cause;
+
+use super::Error;
+
+impl Error {
+    /// Sorts an error by what can be done about it.
+    pub(super) fn of(url: &str, error: object_store::Error) -> Self {
+        use object_store::Error as Theirs;
+        let url = url.to_owned();
+        match &error {
+            Theirs::NotFound { .. } => Self::NotThere { url },
+            Theirs::AlreadyExists { .. } => Self::Exists { url },
+            Theirs::Precondition { .. } | Theirs::NotModified { .. } => {
+                Self::Changed { url, problem: "it was replaced meanwhile".to_owned() }
+            }
+            Theirs::PermissionDenied { .. }
+            | Theirs::Unauthenticated { .. }
+            | Theirs::NotSupported { .. }
+            | Theirs::NotImplemented { .. }
+            | Theirs::InvalidPath { .. }
+            | Theirs::UnknownConfigurationKey { .. } => {
+                Self::Refused { url, problem: deepest(&error) }
+            }
+            _ => match refusal(&error) {
+                Some(problem) => Self::Refused { url, problem },
+                None => Self::Away { url, problem: deepest(&error) },
+            },
+        }
+    }
+}
+
+/// Words of `object_store` before a status; the type of that error is its own secret.
+const STATUS: &str = "non-2xx status code: ";
+/// Words of a redirect to another region.
+const REGION: &str = "incorrectly configured region";
+
+/// Returns why the store will not do it, however often it is asked.
+fn refusal(error: &object_store::Error) -> Option<String> {
+    let problem = deepest(error);
+    let status = problem.split_once(STATUS).and_then(|(_, rest)| rest.get(..3)?.parse().ok());
+    let refused = match status {
+        Some(408 | 425 | 429) => false,
+        Some(status) => (400..500).contains(&status),
+        None => problem.contains(REGION),
+    };
+    refused.then_some(problem)
+}
+
+/// Returns the last cause, which says what happened without our own retries.
+fn deepest(error: &object_store::Error) -> String {
+    let mut last: &dyn Cause = error;
+    while let Some(cause) = last.source() {
+        last = cause;
+    }
+    // An XML answer on one line of talk.
+    last.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}

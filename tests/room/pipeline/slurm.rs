@@ -1,0 +1,226 @@
+//! Jobs of a Slurm cluster: against commands that reply as Slurm 23.11 does. The
+//! fake keeps its jobs in a folder, so that a test can say how they are.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use oclaw::pipeline::{Error, Job, Slurm, State};
+
+use crate::harness::root;
+
+/// A cluster in a folder: `commands/` and `jobs/NUMBER.{name,state,code,script,…}`.
+struct FakeSlurm(tempfile::TempDir);
+
+impl FakeSlurm {
+    fn new() -> Self {
+        let fake = Self(tempfile::tempdir().unwrap());
+        for folder in ["commands", "jobs"] {
+            fs::create_dir(fake.at(folder)).unwrap();
+        }
+        let script = fs::read_to_string(root().join("tests/room/pipeline/slurm/fake.sh")).unwrap();
+        for name in ["sbatch", "squeue", "sacct", "scancel"] {
+            let path = fake.at("commands").join(name);
+            fs::write(&path, script.replace("@FOLDER@", &fake.0.path().display().to_string()))
+                .unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        fake
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn slurm(&self, arguments: &[&str]) -> Slurm {
+        let arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
+        Slurm::new(Some("gpu".to_owned()), arguments, "a loop").with_commands(self.at("commands"))
+    }
+
+    fn job(&self, id: &str) -> Job {
+        Job {
+            id: id.to_owned(),
+            name: "judge".to_owned(),
+            argv: ["oclaw", "judge", "--rules=it's $HOME"].map(str::to_owned).to_vec(),
+            env: BTreeMap::from([("A".to_owned(), "b 'c'".to_owned())]),
+            gpus: Vec::new(),
+            log: self.at("100%.log"),
+            folder: self.0.path().to_owned(),
+            outlives: false,
+        }
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.at(name)).unwrap_or_default()
+    }
+
+    fn set(&self, number: u64, state: &str, code: &str) {
+        fs::write(self.at(&format!("jobs/{number}.state")), state).unwrap();
+        fs::write(self.at(&format!("jobs/{number}.code")), code).unwrap();
+    }
+
+    /// Lets the queue forget a job: the accounting still knows it.
+    fn forget(&self, number: u64) {
+        fs::write(self.at(&format!("jobs/{number}.gone")), "").unwrap();
+    }
+
+    fn switch(&self, name: &str, on: bool) {
+        match on {
+            true => fs::write(self.at(name), "").unwrap(),
+            false => drop(fs::remove_file(self.at(name))),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_job_is_submitted_as_it_is() {
+    let fake = FakeSlurm::new();
+    let mut slurm = fake.slurm(&["--time=1-0", "--account=it's"]);
+    let mut job = fake.job("judge-1");
+    assert_eq!(slurm.poll(&job).await.unwrap(), State::Lost);
+    slurm.start(&job).await.unwrap();
+    let folder = fake.0.path().display();
+    let arguments = fake.read("jobs/1001.arguments");
+    let name = fake.read("jobs/1001.name");
+    assert!(name.starts_with("oclaw-") && name.ends_with("-judge-1"), "{name}");
+    let expected = [
+        "--parsable".to_owned(),
+        format!("--job-name={name}"),
+        format!("--chdir={folder}"),
+        // A percent sign would be a pattern.
+        format!("--output={folder}/100%%.log"),
+        "--open-mode=append".to_owned(),
+        "--no-requeue".to_owned(),
+        "--partition=gpu".to_owned(),
+        "--time=1-0".to_owned(),
+        "--account=it's".to_owned(),
+    ];
+    assert_eq!(arguments.lines().collect::<Vec<_>>(), expected);
+    let script = fake.read("jobs/1001.script");
+    assert_eq!(
+        script,
+        format!(
+            "#!/bin/sh\nexport A='b '\\''c'\\'''\nexport CUDA_VISIBLE_DEVICES=\n\
+             cd {folder} && exec oclaw judge '--rules=it'\\''s $HOME'\n"
+        )
+    );
+    // Once more is the same job.
+    slurm.start(&job).await.unwrap();
+    fake.slurm(&[]).start(&job).await.unwrap();
+    assert!(!fake.at("jobs/1002.name").exists());
+    job = fake.job("judge-2");
+    job.gpus = vec![3, 7];
+    slurm.start(&job).await.unwrap();
+    assert!(fake.read("jobs/1002.arguments").lines().any(|word| word == "--gpus=2"));
+    assert!(!fake.read("jobs/1002.script").contains("CUDA"));
+}
+
+#[tokio::test]
+async fn states_and_codes_are_read() {
+    let fake = FakeSlurm::new();
+    let mut slurm = fake.slurm(&[]);
+    let job = fake.job("judge-1");
+    slurm.start(&job).await.unwrap();
+    let ended = |code| State::Ended { code };
+    for (state, code, wanted) in [
+        ("PENDING", "0:0", State::Pending),
+        ("CONFIGURING", "0:0", State::Pending),
+        ("RUNNING", "0:0", State::Running),
+        ("COMPLETING", "0:0", State::Running),
+        ("SUSPENDED", "0:0", State::Running),
+        ("COMPLETED", "0:0", ended(Some(0))),
+        ("FAILED", "3:0", ended(Some(3))),
+        ("FAILED", "1:0", ended(Some(1))),
+        // A signal ended it.
+        ("FAILED", "0:9", ended(None)),
+        ("CANCELLED by 1000", "0:15", ended(None)),
+        ("CANCELLED", "0:0", ended(None)),
+        ("NODE_FAIL", "1:0", ended(None)),
+        ("OUT_OF_MEMORY", "0:125", ended(None)),
+        ("TIMEOUT", "0:0", ended(None)),
+        ("PREEMPTED", "0:0", ended(None)),
+    ] {
+        fake.set(1001, state, code);
+        assert_eq!(slurm.poll(&job).await.unwrap(), wanted, "{state}");
+    }
+    // The queue has forgotten it; so has, for a moment, the accounting.
+    fake.forget(1001);
+    fake.set(1001, "FAILED", "7:0");
+    assert_eq!(slurm.poll(&job).await.unwrap(), ended(Some(7)));
+    fake.switch("accounting-lags", true);
+    for _ in 0..4 {
+        assert_eq!(slurm.poll(&job).await.unwrap(), State::Pending);
+    }
+    assert_eq!(slurm.poll(&job).await.unwrap(), State::Lost);
+    fake.switch("accounting-lags", false);
+    // Another supervisor finds it by its name.
+    assert_eq!(fake.slurm(&[]).poll(&job).await.unwrap(), ended(Some(7)));
+    fake.set(1001, "DREAMING", "0:0");
+    let error = slurm.poll(&job).await.unwrap_err().to_string();
+    assert_eq!(error, "`sacct`: `DREAMING` is no state that is known");
+}
+
+#[tokio::test]
+async fn a_submission_whose_answer_is_lost_makes_one_job() {
+    let fake = FakeSlurm::new();
+    let mut slurm = fake.slurm(&[]);
+    let first = fake.job("judge-1");
+    fake.switch("sbatch-loses", true);
+    slurm.start(&first).await.unwrap();
+    assert_eq!(slurm.poll(&first).await.unwrap(), State::Pending);
+    fake.switch("sbatch-loses", false);
+    slurm.start(&first).await.unwrap();
+    assert!(!fake.at("jobs/1002.name").exists());
+
+    // Nobody says what became of it, and the supervisor starts the next one.
+    let second = fake.job("judge-2");
+    fake.switch("sbatch-loses", true);
+    fake.switch("squeue-fails-later", true);
+    let error = slurm.start(&second).await.unwrap_err().to_string();
+    let away = "Unable to contact slurm controller (connect failure)";
+    assert!(error.starts_with("`squeue`: ") && error.contains(away), "{error}");
+    fake.switch("sbatch-loses", false);
+    fake.switch("squeue-fails-later", false);
+    fake.switch("controller-away", false);
+    slurm.start(&fake.job("judge-3")).await.unwrap();
+    assert_eq!(fake.read("jobs/1002.cancelled"), "1002\n");
+    assert!(fake.read("jobs/1003.name").ends_with("-judge-3"));
+}
+
+#[tokio::test]
+async fn a_job_is_asked_to_end_by_what_reaches_it() {
+    let fake = FakeSlurm::new();
+    let mut slurm = fake.slurm(&[]);
+    let job = fake.job("judge-1");
+    slurm.stop(&job, false).await.unwrap();
+    slurm.start(&job).await.unwrap();
+    slurm.stop(&job, false).await.unwrap();
+    assert_eq!(fake.read("jobs/1001.cancelled"), "1001\n");
+    fake.set(1001, "RUNNING", "0:0");
+    slurm.stop(&job, false).await.unwrap();
+    slurm.stop(&job, true).await.unwrap();
+    let signals = "1001\n--signal=TERM --full 1001\n--signal=KILL --full 1001\n";
+    assert_eq!(fake.read("jobs/1001.cancelled"), signals);
+    fake.set(1001, "COMPLETED", "0:0");
+    slurm.stop(&job, true).await.unwrap();
+    fake.forget(1001);
+    slurm.stop(&job, true).await.unwrap();
+    assert_eq!(fake.read("jobs/1001.cancelled"), signals);
+}
+
+#[tokio::test]
+async fn a_controller_that_is_away_is_no_news_of_a_job() {
+    let fake = FakeSlurm::new();
+    let mut slurm = fake.slurm(&[]);
+    let job = fake.job("judge-1");
+    slurm.start(&job).await.unwrap();
+    fake.switch("controller-away", true);
+    let error = slurm.poll(&job).await.unwrap_err();
+    assert!(matches!(&error, Error::Scheduler { whom, .. } if whom == "squeue"), "{error}");
+    fake.switch("controller-away", false);
+    assert_eq!(slurm.poll(&job).await.unwrap(), State::Pending);
+    let mut nowhere = Slurm::new(None, Vec::new(), "x").with_commands(Path::new("/no").to_owned());
+    let error = nowhere.start(&job).await.unwrap_err().to_string();
+    assert!(error.starts_with("`squeue`: No such file"), "{error}");
+}

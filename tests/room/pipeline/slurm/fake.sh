@@ -1,0 +1,80 @@
+#!/bin/sh
+# sbatch, squeue, sacct and scancel of a cluster in a folder, by the name this is
+# called by. Words and exit codes are those of Slurm 23.11.
+folder=@FOLDER@
+jobs=$folder/jobs
+program=$(basename "$0")
+
+away() {
+  if [ -e "$folder/controller-away" ]; then
+    echo "$1 error: Unable to contact slurm controller (connect failure)" >&2
+    exit 1
+  fi
+}
+
+option() { # NAME ARGUMENT…
+  wanted=$1
+  shift
+  while [ $# -gt 0 ]; do
+    case $1 in
+      "$wanted") echo "$2"; return ;;
+      "$wanted"=*) echo "${1#*=}"; return ;;
+    esac
+    shift
+  done
+}
+
+case $program in
+  sbatch)
+    away "sbatch: error: Batch job submission failed: slurm_submit_batch_job"
+    number=$((1001 + $(ls "$jobs" | grep -c '\.name$')))
+    printf '%s\n' "$@" > "$jobs/$number.arguments"
+    cat > "$jobs/$number.script"
+    printf %s PENDING > "$jobs/$number.state"
+    printf %s 0:0 > "$jobs/$number.code"
+    printf %s "$(option --job-name "$@")" > "$jobs/$number.name"
+    if [ -e "$folder/sbatch-loses" ]; then
+      [ ! -e "$folder/squeue-fails-later" ] || : > "$folder/controller-away"
+      echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
+      exit 1
+    fi
+    echo "$number;cluster"
+    ;;
+  squeue)
+    away slurm_load_jobs
+    name=$(option --name "$@")
+    number=$(option -j "$@")
+    if [ -n "$number" ]; then
+      if [ ! -e "$jobs/$number.name" ] || [ -e "$jobs/$number.gone" ]; then
+        echo "slurm_load_jobs error: Invalid job id specified" >&2
+        exit 1
+      fi
+      # Without `-t all` only what has not ended is shown, but by its number any.
+      state=$(cat "$jobs/$number.state")
+      echo "${state%% *}"
+      exit
+    fi
+    for file in "$jobs"/*.name; do
+      [ -e "$file" ] && [ "$(cat "$file")" = "$name" ] || continue
+      [ -e "${file%.name}.gone" ] || basename "$file" .name
+    done
+    ;;
+  sacct)
+    if [ -e "$folder/accounting-lags" ]; then exit 0; fi
+    name=$(option --name "$@")
+    number=$(option -j "$@")
+    if [ -n "$number" ]; then
+      echo "$(cat "$jobs/$number.state")|$(cat "$jobs/$number.code")"
+      exit
+    fi
+    for file in "$jobs"/*.name; do
+      [ -e "$file" ] && [ "$(cat "$file")" = "$name" ] || continue
+      basename "$file" .name
+    done
+    ;;
+  scancel)
+    away "scancel: error: Kill job error on job id"
+    for last; do :; done
+    echo "$*" >> "$jobs/$last.cancelled"
+    ;;
+esac
