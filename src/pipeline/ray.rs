@@ -99,12 +99,8 @@ impl Ray {
         match refused {
             None => {}
             // No answer, or one that does not say what has become of it.
-            Some(error @ (Answer::None(_) | Answer::Refused(500..=599, _))) => {
-                if self.told(&job.id).await?.is_none() {
-                    self.unsure.remove(&job.name);
-                    return Err(self.failed(error));
-                }
-            }
+            Some(Answer::None(_) | Answer::Refused(500..=599, _))
+                if self.told(&job.id).await?.is_some() => {}
             Some(error) => {
                 self.unsure.remove(&job.name);
                 return Err(self.failed(error));
@@ -206,8 +202,8 @@ impl Ray {
             Answer::None(problem) => problem,
             // A traceback, of which the last line tells.
             Answer::Refused(status, text) => {
-                let lines = text.lines().map(str::trim);
-                let last = lines.filter(|line| line.len() > 1).next_back().unwrap_or_default();
+                let mut lines = text.lines().map(str::trim);
+                let last = lines.rfind(|line| line.len() > 1).unwrap_or_default();
                 format!("status {status}: {last}")
             }
         };

@@ -99,7 +99,6 @@ async fn wait(ray: &mut Ray, job: &Job, wanted: impl Fn(State) -> bool) -> State
 }
 
 #[tokio::test]
-#[expect(clippy::print_stdout, reason = "what is skipped is said")]
 async fn a_real_head_runs_oclaw() {
     let packages = root().join("target/tools/ray");
     if !packages.join("ray").is_dir() {
