@@ -5,7 +5,7 @@ use std::path::Path;
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use oclaw::pipeline::{Accountant, Identity, PolicyStatus, Run, Status, absent};
+use oclaw::pipeline::{Accountant, ChildStatus, Identity, PolicyStatus, Run, Status, absent};
 
 use crate::common::{Context, Printing};
 use crate::report::{Exit, Failure};
@@ -62,7 +62,11 @@ pub(super) fn status(folder: &Path) -> anyhow::Result<Exit> {
         without: absent(&run),
         ..Status::default()
     });
+    let mut kept = kept;
     let lives = kept.supervisor.as_ref().is_some_and(Identity::lives);
+    if !lives {
+        kept.children.iter_mut().for_each(leave);
+    }
     let (account, stages) = Accountant::new(&run, &kept.without).take()?;
     let status = Status {
         supervisor: kept.supervisor.filter(|_| lives),
@@ -77,6 +81,15 @@ pub(super) fn status(folder: &Path) -> anyhow::Result<Exit> {
     };
     writeln!(std::io::stdout(), "{text}").printed()?;
     Ok(Exit::Done)
+}
+
+/// Tells what is known of a process whose supervisor was killed.
+fn leave(child: &mut ChildStatus) {
+    if let Some(pid) = child.pid {
+        let runs = Identity::of(pid).is_some();
+        child.phase = if runs { "left running" } else { "ended" }.to_owned();
+        child.pid = child.pid.filter(|_| runs);
+    }
 }
 
 /// Says it in tables.

@@ -160,3 +160,84 @@ fn nth(number: u32) -> String {
         number => format!("{number}th"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
+    use super::super::{Process, Tier};
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        first_wait: Duration::from_secs(1),
+        longest_wait: Duration::from_secs(5),
+        steady: Duration::from_secs(60),
+        give_up: 3,
+        grace: Duration::ZERO,
+        log_bytes: 0,
+    };
+
+    fn watched(server: bool) -> Watched {
+        let ready = server.then(|| ("http://a".to_owned(), Duration::ZERO));
+        let child = Child {
+            name: "judge".to_owned(),
+            tier: Tier::Stage,
+            argv: Vec::new(),
+            process: Process::default(),
+            ready,
+            vital: false,
+            digest: String::new(),
+        };
+        let job = Job {
+            id: String::new(),
+            name: String::new(),
+            argv: Vec::new(),
+            env: BTreeMap::new(),
+            gpus: Vec::new(),
+            log: PathBuf::new(),
+            folder: PathBuf::new(),
+            outlives: false,
+        };
+        Watched::new(child, job, Instant::now())
+    }
+
+    /// Runs for so long and ends. Returns how long it rests.
+    fn run(it: &mut Watched, seconds: u64, code: Option<i32>) -> Option<u64> {
+        let now = Instant::now();
+        it.enter(Phase::Up, now);
+        let end = now + Duration::from_secs(seconds);
+        it.ended(code, &LIMITS, end);
+        match it.phase {
+            Phase::Resting(until) => Some(until.duration_since(end).as_secs()),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn each_rest_is_longer_until_it_ran_well() {
+        let mut it = watched(false);
+        let rests = [1, 1, 1, 1, 60, 1].map(|seconds| run(&mut it, seconds, None).unwrap());
+        assert_eq!(rests, [1, 2, 4, 5, 1, 2]);
+        assert_eq!(it.restarts, 6);
+    }
+
+    #[test]
+    fn what_another_start_does_not_change_is_given_up() {
+        let mut it = watched(false);
+        // Any other end counts neither for nor against it.
+        let codes = [Some(2), Some(101), Some(1), None, Some(4), Some(0)];
+        assert!(codes.into_iter().all(|code| run(&mut it, 1, code).is_some()));
+        assert!(run(&mut it, 60, Some(2)).is_some(), "it ran well meanwhile");
+        assert!(run(&mut it, 1, Some(2)).is_some());
+        assert!(run(&mut it, 1, Some(101)).is_none());
+        assert_eq!(it.phase, Phase::GivenUp);
+        // A server that never was ready has wrong settings, whatever it says.
+        let mut it = watched(true);
+        let rests = [1; 3].map(|seconds| run(&mut it, seconds, Some(1)).is_some());
+        assert_eq!((rests, it.phase), ([true, true, false], Phase::GivenUp));
+        let mut it = watched(false);
+        assert!(run(&mut it, 1, Some(3)).is_none());
+        assert_eq!(it.phase, Phase::Finished);
+    }
+}

@@ -1,5 +1,7 @@
 //! The supervised loop: its configuration, and the processes of this machine.
 
+mod account;
+mod children;
 mod local;
 mod plan;
 mod ray;

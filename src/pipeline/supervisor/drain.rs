@@ -63,8 +63,11 @@ impl Supervisor {
         if let State::Ended { .. } | State::Lost = state {
             watched.enter(Phase::Over, now);
             let told = match state {
-                State::Ended { code: Some(0) } => "ended".to_owned(),
-                State::Ended { code: Some(code) } => format!("ended with exit code {code}"),
+                State::Ended { code: Some(code) } if code != 0 => {
+                    format!("ended with exit code {code}")
+                }
+                // Of one that was taken up nobody knows more.
+                State::Ended { .. } => "ended".to_owned(),
                 _ => "is gone".to_owned(),
             };
             self.tell(index, &told);

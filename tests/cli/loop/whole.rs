@@ -82,6 +82,13 @@ fn a_killed_loop_is_taken_up_where_it_was() {
     };
     let (before, judge) = (pid(&serve, "serve"), pid(&serve, "judge"));
     first.kill();
+    let left = looped.until("the stages have died with it", |status| {
+        let children = status["children"].as_array().unwrap();
+        children.iter().all(|child| {
+            child["phase"] == if child["name"] == "serve" { "left running" } else { "ended" }
+        })
+    });
+    assert!(left["supervisor"].is_null(), "{left:#}");
     // Nobody watches, people chat.
     converse(&looped.front, "alone", 4);
     let mut second = looped.start();

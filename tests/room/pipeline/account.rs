@@ -1,0 +1,117 @@
+//! What has become of every turn, read off the folders.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt64Array};
+use oclaw::pipeline::{Account, Accountant, Queue, Run, Status};
+use oclaw::table::Format;
+use oclaw::trajectory::Writer;
+use parquet::arrow::ArrowWriter;
+
+use crate::forge::{STAGES, finished, write};
+
+/// Writes a shard with turns of a session; the stages up to a folder wrote it.
+fn shard(run: &Path, folder: &str, name: &str, turns: std::ops::Range<u32>) {
+    let writers: &[Writer] = match folder {
+        "turns" => &STAGES[..1],
+        "judged" => &STAGES[..2],
+        "hinted" => &STAGES[..3],
+        "taught" => &STAGES[..4],
+        _ => &STAGES,
+    };
+    let turns: Vec<_> = turns.map(|number| finished(name, number)).collect();
+    fs::create_dir_all(run.join(folder)).unwrap();
+    let path = run.join(folder).join(format!("{name}.parquet"));
+    write(&path, Format::Parquet, writers, &turns);
+}
+
+/// Writes a policy with a ledger: turn, and why it was refused.
+fn policy(run: &Path, step: u64, entries: &[(&str, Option<&str>)]) {
+    let folder = run.join(format!("policy/step-{step:06}/oclaw"));
+    fs::create_dir_all(&folder).unwrap();
+    let outcome = |reason: Option<&str>| if reason.is_some() { "refused" } else { "consumed" };
+    let ids: StringArray = entries.iter().map(|(id, _)| Some(*id)).collect();
+    let outcomes: StringArray = entries.iter().map(|(_, reason)| Some(outcome(*reason))).collect();
+    let reasons: StringArray = entries.iter().map(|(_, reason)| *reason).collect();
+    let steps: UInt64Array = entries.iter().map(|_| Some(step)).collect();
+    let columns: [(&str, ArrayRef); 4] = [
+        ("turn_id", Arc::new(ids)),
+        ("step", Arc::new(steps)),
+        ("outcome", Arc::new(outcomes)),
+        ("reason", Arc::new(reasons)),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let file = File::create(folder.join("ledger.parquet")).unwrap();
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let latest = run.join("policy/latest");
+    let _ = fs::remove_file(&latest);
+    std::os::unix::fs::symlink(format!("step-{step:06}"), latest).unwrap();
+}
+
+fn counts(pairs: &[(&str, u64)]) -> BTreeMap<String, u64> {
+    pairs.iter().map(|(word, count)| ((*word).to_owned(), *count)).collect()
+}
+
+#[test]
+fn every_turn_is_somewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path();
+    let mut accountant = Accountant::new(&Run::new(run), &[]);
+    assert_eq!(accountant.take().unwrap().0, Account::default());
+    // As far as its shard: a waits for the judge, b for the teacher, c was trained.
+    shard(run, "turns", "a", 1..3);
+    for folder in ["turns", "judged", "hinted"] {
+        shard(run, folder, "b", 1..4);
+    }
+    for folder in ["turns", "judged", "hinted", "taught", "ready"] {
+        shard(run, folder, "c", 1..6);
+    }
+    let (account, queues) = accountant.take().unwrap();
+    assert_eq!(account.pending, counts(&[("judge", 2), ("teacher-lp", 3), ("train", 5)]));
+    let queue = |queues: &[Queue], stage: &str| {
+        let queue = queues.iter().find(|queue| queue.stage == stage).unwrap();
+        (queue.shards, queue.rows, queue.failed)
+    };
+    assert_eq!(queue(&queues, "teacher-lp"), (1, 3, 0));
+    assert_eq!(queues[0].rows_per_minute, 0.8, "judged: 8 rows in ten minutes");
+
+    policy(run, 1, &[("c-turn-1", None), ("c-turn-2", Some("stale")), ("gone", None)]);
+    fs::write(run.join("taught/failed.jsonl"), "{\"shard\": \"b.parquet\", \"error\": \"x\"}\n")
+        .unwrap();
+    let (account, queues) = accountant.take().unwrap();
+    assert_eq!(account.captured, 10);
+    assert_eq!(account.trained, 1, "a turn that nobody captured is none of ours");
+    assert_eq!(account.refused, counts(&[("failed_in_teacher-lp", 3), ("stale", 1)]));
+    assert_eq!(account.pending, counts(&[("judge", 2), ("train", 3)]));
+    assert_eq!((account.lost, account.unreadable), (0, 0));
+    assert_eq!(queue(&queues, "teacher-lp"), (0, 0, 1));
+    assert_eq!(
+        account.words(),
+        "captured 10 = trained 1 + refused 4 (failed_in_teacher-lp 3, stale 1) + pending 5 (judge 2, train 3)"
+    );
+
+    policy(run, 2, &[("c-turn-1", None), ("c-turn-2", None), ("c-turn-3", None)]);
+    assert_eq!(accountant.take().unwrap().0.trained, 3);
+}
+
+#[test]
+fn a_stage_that_loses_rows_is_found_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path();
+    shard(run, "turns", "a", 1..6);
+    shard(run, "judged", "a", 1..4);
+    fs::write(run.join("turns/broken.parquet"), "PAR1").unwrap();
+    let (account, _) = Accountant::new(&Run::new(run), &["hint".to_owned()]).take().unwrap();
+    assert_eq!((account.captured, account.lost, account.unreadable), (5, 2, 1));
+    assert_eq!(account.pending, counts(&[("teacher-lp", 3)]));
+    assert!(account.words().ends_with("(teacher-lp 3) + LOST 2"), "{}", account.words());
+    let text = Status { account, ..Status::default() }.prometheus();
+    assert!(text.contains("\noclaw_loop_turns_lost 2\n"), "{text}");
+    assert!(text.contains("# TYPE oclaw_loop_turns_pending gauge\n"), "{text}");
+    assert!(text.contains("\noclaw_loop_turns_pending{stage=\"teacher-lp\"} 3\n"), "{text}");
+}

@@ -1,0 +1,149 @@
+//! Which commands a loop is made of.
+
+use std::time::Duration;
+
+use oclaw::pipeline::{Child, Plan, Run, Tier, Wishes, children};
+
+fn cast(config: &str, without: &[&str]) -> Vec<Child> {
+    let plan = Plan::parse(config, |_| Ok(Duration::from_secs(1))).unwrap();
+    let wishes = Wishes {
+        program: "oclaw".to_owned(),
+        config: "oclaw.toml".to_owned(),
+        run: Run::new("run"),
+        without: without.iter().map(|stage| (*stage).to_owned()).collect(),
+        weight_sync_interval: 2,
+        train_when_idle: Some("10m".to_owned()),
+        train_hours: vec!["22:00-06:00".to_owned()],
+    };
+    let given = |section: &str, key: &str| plan.value(section, key).map(str::to_owned);
+    children(&plan, &wishes, &given).unwrap()
+}
+
+fn words(children: &[Child], name: &str) -> String {
+    let child = children.iter().find(|child| child.name == name).unwrap();
+    child.argv.join(" ")
+}
+
+const NODE: &str = r#"
+[engines.policy]
+command = ["sglang", "serve"]
+url = "http://127.0.0.1:30001"
+gpus = [0, 1, 2, 3]
+[engines.prm]
+model = "models/judge"
+url = "http://127.0.0.1:30002"
+serves = "judge"
+gpus = [4, 5]
+[engines.teacher]
+url = "http://elsewhere:1"
+serves = "teacher"
+[train]
+model = "models/base"
+estimator = "opd"
+gpus = [6, 7]
+"#;
+
+#[test]
+fn a_node_with_three_engines() {
+    let children = cast(NODE, &[]);
+    let names: Vec<_> = children.iter().map(|child| child.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "engine-policy",
+            "engine-prm",
+            "engine-teacher",
+            "serve",
+            "judge",
+            "hint",
+            "teacher-lp",
+            "advantage",
+            "train",
+            "sync-weights"
+        ]
+    );
+    assert!(children.is_sorted_by_key(|child| child.tier));
+    for (name, expected) in [
+        ("engine-policy", "sglang serve"),
+        (
+            "engine-prm",
+            "oclaw engine --config oclaw.toml --model models/judge --listen 127.0.0.1:30002",
+        ),
+        // Somebody else runs it.
+        ("engine-teacher", ""),
+        (
+            "serve",
+            "oclaw serve --config oclaw.toml --engine http://127.0.0.1:30001 \
+             --listen 127.0.0.1:30000 --spool run/turns",
+        ),
+        (
+            "judge",
+            "oclaw judge --config oclaw.toml --follow run/turns -o run/judged \
+             --engine http://127.0.0.1:30002",
+        ),
+        (
+            "hint",
+            "oclaw hint --config oclaw.toml --follow run/judged -o run/hinted \
+             --engine http://127.0.0.1:30002",
+        ),
+        (
+            "teacher-lp",
+            "oclaw teacher-lp --config oclaw.toml --follow run/hinted -o run/taught \
+             --engine http://elsewhere:1 --tokenizer models/base",
+        ),
+        (
+            "advantage",
+            "oclaw advantage --config oclaw.toml --follow run/taught -o run/ready --estimator opd",
+        ),
+        (
+            "train",
+            "oclaw train --config oclaw.toml --follow run/ready --out run/policy \
+             --metrics run/metrics.jsonl --when-idle 10m --spool run/turns --hours 22:00-06:00",
+        ),
+        (
+            "sync-weights",
+            "oclaw sync-weights --config oclaw.toml --follow run/policy \
+             --engine http://127.0.0.1:30001 --proxy http://127.0.0.1:30000 --every 2",
+        ),
+    ] {
+        assert_eq!(words(&children, name), expected, "{name}");
+    }
+    let of = |name: &str| children.iter().find(|child| child.name == name).unwrap();
+    assert_eq!(of("train").process.gpus, [6, 7]);
+    // Who has no device where others have sees none.
+    assert_eq!(of("judge").process.env["CUDA_VISIBLE_DEVICES"], "");
+    assert!(!of("train").process.env.contains_key("CUDA_VISIBLE_DEVICES"));
+    assert!(of("engine-policy").vital && of("serve").vital && !of("engine-prm").vital);
+    assert_eq!(of("serve").ready.as_ref().unwrap().0, "http://127.0.0.1:30000/readyz");
+    assert_eq!(of("serve").tier, Tier::Serve);
+}
+
+#[test]
+fn one_process_serves_and_what_is_left_out_is_passed_over() {
+    let config = "[serve]\nmodel = \"m\"\nlisten = \"0.0.0.0:8000\"\n[judge]\nrules = \"\"\n\
+                  [advantage]\nestimator = \"grpo\"\n";
+    let children = cast(config, &["hint", "teacher-lp", "sync-weights"]);
+    let serve = "oclaw serve --config oclaw.toml --model m --engine-listen 127.0.0.1:30001 \
+                 --listen 0.0.0.0:8000 --spool run/turns";
+    assert_eq!(words(&children, "serve"), serve);
+    let advantage = "oclaw advantage --config oclaw.toml --follow run/judged -o run/ready";
+    assert_eq!(words(&children, "advantage"), advantage);
+    assert!(words(&children, "train").contains("--estimator grpo --model m --when-idle"));
+    assert_eq!(children.len(), 4);
+    let front = children.iter().find(|child| child.name == "serve").unwrap();
+    assert_eq!(front.ready.as_ref().unwrap().0, "http://127.0.0.1:8000/readyz");
+    assert!(children.iter().all(|child| child.process.env.is_empty()));
+}
+
+/// A process is taken up only if it would be started the same way again.
+#[test]
+fn other_settings_make_another_process() {
+    let digest = |config: &str, name: &str| {
+        cast(config, &[]).into_iter().find(|child| child.name == name).unwrap().digest
+    };
+    let longer = format!("{NODE}\n[serve]\nsession-idle = \"5m\"\n");
+    assert_ne!(digest(NODE, "serve"), digest(&longer, "serve"));
+    assert_eq!(digest(NODE, "judge"), digest(&longer, "judge"));
+    let seeded = format!("seed = 3\n{NODE}");
+    assert_ne!(digest(NODE, "engine-prm"), digest(&seeded, "engine-prm"));
+}
