@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use oclaw::engine::{Engine, EngineOptions};
 use oclaw::replay::gate::{self, Figures, Rule, Verdict};
-use oclaw::replay::{self, Measure, Overrides, Scores, Session, Trial};
+use oclaw::replay::{self, Away, Measure, Overrides, Scores, Session, Trial};
 use oclaw::table::read_turns;
 
 use crate::asking::closing_table;
@@ -79,9 +79,9 @@ pub(crate) struct Args {
     rules: Option<PathBuf>,
     #[command(flatten)]
     judge: asked::Judge,
-    /// Temperature of the answers
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = asked::not_negative)]
-    temperature: f64,
+    /// Temperature of the answers, of which `--by log-prob` asks none [default: 0]
+    #[arg(long, value_name = "T", value_parser = asked::not_negative)]
+    temperature: Option<f64>,
     /// Largest loss of the mean score that may stay unseen
     #[arg(long, value_name = "LOSS", default_value_t = 0.1, value_parser = asked::not_negative)]
     margin: f64,
@@ -105,6 +105,12 @@ pub(crate) struct Args {
     receipt: Option<PathBuf>,
 }
 
+impl Args {
+    fn temperature(&self) -> f64 {
+        self.temperature.unwrap_or_default()
+    }
+}
+
 /// A way to score items.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum MeasureName {
@@ -118,6 +124,12 @@ enum MeasureName {
 
 /// Compares two policies.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    args.judge.only_for(args.by == MeasureName::Judge)?;
+    asked::rules_only_for(args.by == MeasureName::Rules, args.rules.as_deref())?;
+    if args.by == MeasureName::LogProb && args.temperature.is_some() {
+        let problem = "`--temperature` says nothing with `--by log-prob`, which asks for no answer";
+        return Err(Failure::usage(problem).hint("leave it out").into());
+    }
     let candidate = Contender::read(&args.candidate)?;
     let current = Contender::read(&args.current)?;
     let receipt = receipt::place(args.receipt.as_deref(), &candidate)?;
@@ -149,7 +161,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         candidate: &candidate,
         current: &current,
         measure: measure.as_str(),
-        temperature: args.temperature,
+        temperature: args.temperature(),
         scores: (&scores.0, &scores.1),
         rule: &rule,
         figures: figures.as_ref(),
@@ -200,8 +212,8 @@ async fn scores(
         engine: &engine,
         measure,
         overrides: Overrides {
-            temperature: Some(args.temperature),
-            seed: (args.temperature > 0.0).then_some(context.seed.cast_signed()),
+            temperature: Some(args.temperature()),
+            seed: (args.temperature() > 0.0).then_some(context.seed.cast_signed()),
             ..Overrides::default()
         },
         at_once: usize::from(args.concurrency),
@@ -212,7 +224,10 @@ async fn scores(
     if let Some(inside) = inside {
         inside.shutdown().await;
     }
-    scores.with_context(|| format!("the {name}"))
+    scores.map_err(|away| match away {
+        Away::Policy(error) => anyhow::Error::from(error).context(format!("the {name}")),
+        Away::Judge(error) => anyhow::Error::from(error).context("the judge"),
+    })
 }
 
 fn table(figures: Option<&Figures>, (new, old): &(Scores, Scores)) -> comfy_table::Table {

@@ -22,6 +22,28 @@ use crate::units;
 
 use asked::{Allowed, ByName, HistoryName, Layout, Pace};
 
+/// What says how turns are sent and compared, which stages are not.
+const OF_TURNS: [&str; 18] = [
+    "recorded",
+    "engine",
+    "model",
+    "save",
+    "history",
+    "pace",
+    "speed",
+    "concurrency",
+    "temperature",
+    "sampling_seed",
+    "max_tokens",
+    "by",
+    "rules",
+    "judge_engine",
+    "judge_votes",
+    "allow",
+    "timeout",
+    "retries",
+];
+
 /// Send recorded sessions again and compare the answers: a recorded session is
 /// a regression test.
 ///
@@ -53,7 +75,8 @@ use asked::{Allowed, ByName, HistoryName, Layout, Pace};
 ///             than `--tolerance`. Recorded log-probs that are tempered are compared
 ///             with the new answer's own if it has the same ids, else not at all.
 ///
-/// A turn that cannot be compared is counted with the reason, never as the same.
+/// A turn that cannot be compared is counted with the reason, never as the same. A
+/// way that compares no turn at all fails the replay.
 /// Standard output, or `-o`, gets the turns as a table, as lines of JSON with the
 /// summary last, or as JUnit XML. `--save` keeps the new turns as a table for the
 /// other stages; a next state goes with an answer only if that is the recorded one.
@@ -67,15 +90,15 @@ use asked::{Allowed, ByName, HistoryName, Layout, Pace};
 /// is told as not rerun.
 ///
 /// Exit code 0 if all compared turns are the same (or no more than `--allow` are
-/// not), 3 if they differ, if requests failed or if nothing was compared at all,
-/// 4 if the engine is not there.
+/// not), 3 if they differ, if requests failed or if a way compared nothing at all,
+/// 4 if the engine, or the judge, is not there.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Recorded tables: files, spool folders, patterns; `-` or nothing is standard input
     #[arg(value_name = "RECORDED")]
     recorded: Vec<PathBuf>,
     /// Folder of recorded stage outputs to make again
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["recorded", "engine", "model", "save"])]
+    #[arg(long, value_name = "RUN", conflicts_with_all = OF_TURNS)]
     stages: Option<PathBuf>,
     /// Address of the server to ask
     #[arg(long, value_name = "URL", required_unless_present_any = ["model", "stages"])]
@@ -157,6 +180,8 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     if by.contains(&By::Judge) {
         args.judge.wanted()?;
     }
+    args.judge.only_for(by.contains(&By::Judge))?;
+    asked::rules_only_for(by.contains(&By::Rules), args.rules.as_deref())?;
     let turns = read_turns(&args.recorded)?;
     if turns.is_empty() {
         return Err(Failure::failed("no turns to replay").into());

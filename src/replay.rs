@@ -10,6 +10,7 @@ mod answer;
 pub mod compare;
 mod conversation;
 pub mod gate;
+pub mod junit;
 mod jury;
 mod log_prob;
 mod player;
@@ -19,13 +20,13 @@ mod session;
 pub mod stages;
 mod trial;
 
-pub use answer::{Answer, Call};
+pub use answer::{Answer, Call, Facts};
 pub use conversation::Conversation;
-pub use jury::Jury;
+pub use jury::{Jury, Unjudged};
 pub use player::{History, Options, Outcome, Player, Replayed};
-pub use request::{Overrides, body};
+pub use request::{Overrides, body, sampling};
 pub use session::{Session, sessions};
-pub use trial::{Measure, Scores, Trial};
+pub use trial::{Away, Measure, Scores, Trial};
 
 /// Rules about the answer alone, for `rules` comparisons without a file.
 pub const ANSWER_RULES: &str = include_str!("replay/answer_rules.toml");

@@ -29,7 +29,7 @@ pub(crate) struct Judge {
     #[arg(long, value_name = "FILE", requires = "judge_engine")]
     judge_key_file: Option<PathBuf>,
     /// Votes of the judge on each answer
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99), requires = "judge_engine")]
     judge_votes: u32,
 }
 
@@ -40,6 +40,14 @@ impl Judge {
         self.judge_engine
             .as_deref()
             .ok_or_else(|| Failure::usage("nobody to judge").hint(hint).into())
+    }
+
+    /// Errors if a judge is named that nobody is going to ask.
+    pub(crate) fn only_for(&self, judging: bool) -> anyhow::Result<()> {
+        match (judging, &self.judge_engine) {
+            (false, Some(_)) => Err(unused("--judge-engine", "judge")),
+            _ => Ok(()),
+        }
     }
 
     /// Connects to the judge. Its key is that of `OCLAW_<COMMAND>_JUDGE_KEY`, if not
@@ -62,6 +70,20 @@ impl Judge {
             seed: context.seed,
         })
     }
+}
+
+/// Errors if a file of rules is named that nobody is going to read.
+pub(crate) fn rules_only_for(ruling: bool, file: Option<&Path>) -> anyhow::Result<()> {
+    match (ruling, file) {
+        (false, Some(_)) => Err(unused("--rules", "rules")),
+        _ => Ok(()),
+    }
+}
+
+fn unused(flag: &str, way: &str) -> anyhow::Error {
+    Failure::usage(format!("`{flag}` says nothing without `--by {way}`"))
+        .hint(format!("add `--by {way}`, or leave `{flag}` out"))
+        .into()
 }
 
 /// Conversation before each question.

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use oclaw::replay::{Answer, Finding, Outcome, Session, compare};
+use oclaw::replay::{Answer, Facts, Finding, Outcome, Session, compare};
 use oclaw::table::{Provenance, Sink, Target};
+use oclaw::trajectory::turn::Micros;
 use oclaw::trajectory::words::{NextStateKind, Status, TokenSource, WeightVersionSource};
 use oclaw::trajectory::{Turn, Writer, turn};
 
@@ -36,19 +37,40 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Returns the turn with its new answer. What was said of the recorded one is
-/// not said of this one, unless they are the same.
+/// Returns the turn with its new answer, as `serve` would have recorded it. What was
+/// said of the recorded one is not said of this one, unless question and answer are
+/// the same.
 fn replaced(turn: &Turn, answer: &Answer) -> Turn {
+    let Facts {
+        model,
+        messages,
+        sampling,
+        times,
+        matched_stop,
+        ends_with_stop_token,
+        completion_tokens,
+        weight_version,
+        weight_version_end,
+        untrainable_reason,
+    } = answer.facts.clone();
+    let same = messages.is_none()
+        && Answer::recorded(turn)
+            .is_ok_and(|recorded| compare::exact(&recorded, answer) == Finding::Same);
     let new = Turn {
+        created_at: Micros(times.0),
+        finished_at: Micros(times.1),
+        model,
+        sampling,
+        messages: messages.unwrap_or_else(|| turn.messages.clone()),
         response: answer.message.to_string(),
         finish_reason: answer.finish_reason.clone(),
-        matched_stop: None,
-        ends_with_stop_token: None,
+        matched_stop,
+        ends_with_stop_token,
         status: match answer.finish_reason.as_deref() {
             Some("length") => Status::Truncated,
             _ => Status::Complete,
         },
-        usage_completion_tokens: answer.ids.as_ref().map(|ids| ids.len() as u32),
+        usage_completion_tokens: completion_tokens,
         prompt_ids: answer.prompt_ids.clone(),
         response_ids: answer.ids.clone(),
         rollout_log_probs: answer.log_probs.clone(),
@@ -56,19 +78,15 @@ fn replaced(turn: &Turn, answer: &Answer) -> Turn {
             Some(_) => TokenSource::Engine,
             None => TokenSource::None,
         },
-        weight_version: None,
-        weight_version_end: None,
-        weight_version_source: WeightVersionSource::None,
-        untrainable_reason: match (&answer.prompt_ids, &answer.ids, &answer.log_probs) {
-            (Some(_), Some(_), Some(_)) => None,
-            (_, None, _) => Some("no_token_ids".to_owned()),
-            (None, ..) => Some("no_prompt_ids".to_owned()),
-            (.., None) => Some("no_log_probs".to_owned()),
+        weight_version_source: match weight_version {
+            Some(_) => WeightVersionSource::Answer,
+            None => WeightVersionSource::None,
         },
+        weight_version,
+        weight_version_end,
+        untrainable_reason: untrainable_reason.map(str::to_owned),
         ..turn.clone()
     };
-    let same = Answer::recorded(turn)
-        .is_ok_and(|recorded| compare::exact(&recorded, answer) == Finding::Same);
     match same {
         true => new,
         false => Turn {

@@ -1,8 +1,8 @@
 //! What a replay came to, as it is written and said.
 
 use comfy_table::Table;
-use oclaw::replay::Outcome;
 use oclaw::replay::report::{self, Tally};
+use oclaw::replay::{By, Outcome};
 use serde_json::json;
 
 use crate::asking::closing_table;
@@ -12,14 +12,19 @@ use crate::visible::visible;
 use super::Args;
 use super::asked::Layout;
 
-/// Tells whether a replay passes.
+/// Tells whether a replay passes: each way of comparing has compared something.
 pub(super) fn verdict(tally: &Tally, allowed: usize, away: bool) -> bool {
-    !away && tally.compared() > 0 && tally.differing + tally.failed <= allowed
+    let idle = tally.compared() == 0 || tally.idle().next().is_some();
+    !away && !idle && tally.differing + tally.failed <= allowed
 }
 
 /// Returns what to say at the end, if there is something to say.
 pub(super) fn word(tally: &Tally, allowed: usize) -> Option<String> {
     let worse = tally.differing + tally.failed;
+    let idle: Vec<_> = tally.idle().map(By::as_str).collect();
+    if tally.compared() > 0 && !idle.is_empty() {
+        return Some(format!("nothing was compared by {}", idle.join(", ")));
+    }
     match (tally.compared(), worse) {
         (0, _) => Some("nothing was compared".to_owned()),
         (_, 0) => None,
@@ -80,8 +85,17 @@ pub(super) fn table(tally: &Tally) -> Table {
     for (label, count) in rows {
         table.add_row([label.to_owned(), count.to_string()]);
     }
-    for (reason, count) in &tally.not_compared {
-        table.add_row([format!("    {}", visible(reason)), count.to_string()]);
+    let reason = |(reason, count): (&String, &usize)| {
+        [format!("    {}", visible(reason)), count.to_string()]
+    };
+    table.add_rows(tally.not_compared.iter().map(reason));
+    // Of a single way the turns say it all.
+    for (by, way) in tally.ways.iter().filter(|_| tally.ways.len() > 1) {
+        if !way.not_compared.is_empty() {
+            let count = way.not_compared.values().sum::<usize>();
+            table.add_row([format!("  not compared by {by}"), count.to_string()]);
+            table.add_rows(way.not_compared.iter().map(reason));
+        }
     }
     table
 }

@@ -4,7 +4,10 @@ mod command_line;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use oclaw::replay::Finding;
+use oclaw::replay::junit::{Case, Suite, junit};
 use oclaw::replay::stages::{Changed, compare};
 use oclaw::table::{Source, StageLine, read_turns};
 use oclaw::trajectory::Writer;
@@ -70,11 +73,15 @@ impl Rerun {
     }
 }
 
+/// An output that was made again.
+struct Made<'a> {
+    output: &'a Recorded,
+    rerun: Rerun,
+    took: Duration,
+}
+
 /// Makes every recorded stage again and compares.
 pub(super) fn run(run: &Path, args: &Args, context: &Context) -> anyhow::Result<Exit> {
-    if args.output_format == Layout::Junit {
-        return Err(Failure::usage("`--stages` has no JUnit output").into());
-    }
     let recorded = find(run)?;
     if recorded.is_empty() {
         let message = format!("no stage output with its command line in `{}`", run.display());
@@ -84,6 +91,7 @@ pub(super) fn run(run: &Path, args: &Args, context: &Context) -> anyhow::Result<
     let folder = tempfile::tempdir()?;
     let mut found = Vec::new();
     for (number, output) in recorded.iter().enumerate() {
+        let started = Instant::now();
         let again = folder.path().join(format!("{number}.parquet"));
         let rerun = rerun(output, &again, args.tolerance)?;
         context.say(format!(
@@ -92,11 +100,11 @@ pub(super) fn run(run: &Path, args: &Args, context: &Context) -> anyhow::Result<
             output.path.display(),
             rerun.word()
         ));
-        found.push((output, rerun));
+        found.push(Made { output, rerun, took: started.elapsed() });
     }
     write(args, &found)?;
-    let count = |word: &str| found.iter().filter(|(_, rerun)| rerun.word() == word).count();
-    if let Some((output, _)) = found.iter().find(|(_, rerun)| rerun.word() == "changed") {
+    let count = |word: &str| found.iter().filter(|made| made.rerun.word() == word).count();
+    if let Some(Made { output, .. }) = found.iter().find(|made| made.rerun.word() == "changed") {
         let (stage, path) = (output.writer.command(), output.path.display());
         context.say(format!("the first stage that changed is {stage}, in `{path}`"));
     }
@@ -190,15 +198,14 @@ fn rerun(output: &Recorded, again: &Path, tolerance: f64) -> anyhow::Result<Reru
     Ok(Rerun::Compared(compare(output.writer, &recorded, &rerun, tolerance)?))
 }
 
-fn write(args: &Args, found: &[(&Recorded, Rerun)]) -> anyhow::Result<()> {
+fn write(args: &Args, found: &[Made<'_>]) -> anyhow::Result<()> {
     let text = match args.output_format {
-        Layout::Json => {
-            found.iter().map(|(output, rerun)| format!("{}\n", line(output, rerun))).collect()
-        }
-        Layout::Table | Layout::Junit => {
+        Layout::Json => found.iter().map(|made| format!("{}\n", line(made))).collect(),
+        Layout::Junit => junit("oclaw replay --stages", &suites(found)),
+        Layout::Table => {
             let mut table = closing_table();
             table.set_header(["stage", "table", "verdict", "what"]);
-            for (output, rerun) in found {
+            for Made { output, rerun, .. } in found {
                 table.add_row([
                     output.writer.command().to_owned(),
                     visible(&output.path.display().to_string()),
@@ -212,7 +219,31 @@ fn write(args: &Args, found: &[(&Recorded, Rerun)]) -> anyhow::Result<()> {
     write_text(args.output.as_deref(), &text)
 }
 
-fn line(output: &Recorded, rerun: &Rerun) -> Value {
+/// A suite per stage, a case per table.
+fn suites(found: &[Made<'_>]) -> Vec<Suite> {
+    let mut suites: Vec<Suite> = Vec::new();
+    for Made { output, rerun, took } in found {
+        let name = output.writer.command();
+        if suites.last().is_none_or(|suite| suite.name != name) {
+            suites.push(Suite { name: name.to_owned(), cases: Vec::new() });
+        }
+        let case = Case {
+            name: output.path.display().to_string(),
+            finding: match rerun {
+                Rerun::Compared(changed) if changed.is_nothing() => Finding::Same,
+                Rerun::Compared(_) => Finding::Differs(rerun.what()),
+                Rerun::Left(reason) => Finding::NotCompared(reason.clone()),
+                Rerun::Failed(reason) => Finding::Failed(reason.clone()),
+            },
+            took: *took,
+            notes: Vec::new(),
+        };
+        suites.last_mut().into_iter().for_each(|suite| suite.cases.push(case.clone()));
+    }
+    suites
+}
+
+fn line(Made { output, rerun, .. }: &Made<'_>) -> Value {
     let mut line = json!({
         "stage": output.writer.command(),
         "table": output.path.display().to_string(),

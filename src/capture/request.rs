@@ -18,6 +18,19 @@ pub enum Dialect {
     Generic,
 }
 
+impl Dialect {
+    /// Tells whether log-probs are those of the distribution after the division by the
+    /// temperature; nothing if nobody knows.
+    pub fn tempers_log_probs(self) -> Option<bool> {
+        match self {
+            // SGLang divides by the temperature first, the others do not.
+            Self::Sglang => Some(true),
+            Self::Vllm | Self::LlamaCpp => Some(false),
+            Self::Generic => None,
+        }
+    }
+}
+
 /// A request for the engine, and what it asks beyond the client's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prepared {

@@ -73,12 +73,7 @@ impl Recorder {
             metrics,
             temperature: settings.temperature,
             origin: settings.origin,
-            log_prob_kind: match settings.dialect {
-                // SGLang divides by the temperature first, the others do not.
-                Dialect::Sglang => LogProbKind::Tempered,
-                Dialect::Vllm | Dialect::LlamaCpp => LogProbKind::Raw,
-                Dialect::Generic => LogProbKind::Unknown,
-            },
+            log_prob_kind: LogProbKind::of(settings.dialect.tempers_log_probs()),
         })
     }
 

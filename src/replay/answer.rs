@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use crate::capture::{Captured, Outcome};
 use crate::template::flatten_content;
-use crate::trajectory::Turn;
 use crate::trajectory::words::{Status, UNTOLD_FINISH_REASON};
+use crate::trajectory::{Sampling, Turn};
 
 /// An answer, as far as it is compared.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -24,6 +24,34 @@ pub struct Answer {
     pub ids: Option<Vec<i32>>,
     /// One slot per id.
     pub log_probs: Option<Vec<Option<f32>>>,
+    /// What a new answer's row says besides.
+    pub facts: Facts,
+}
+
+/// What is known of a new answer besides what is compared: what was asked, and what
+/// the server told, as `serve` would have recorded it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Facts {
+    /// Name of the model that was asked for; nothing if none was named.
+    pub model: String,
+    /// The request's messages where they are not the recorded ones, JSON.
+    pub messages: Option<String>,
+    /// The settings that were sent, and what the log-probs are of.
+    pub sampling: Sampling,
+    /// When it was asked for and when it was there, in microseconds since 1970.
+    pub times: (i64, i64),
+    /// Stop string or id that ended it.
+    pub matched_stop: Option<String>,
+    /// Whether the last of the ids is an end or stop token.
+    pub ends_with_stop_token: Option<bool>,
+    /// Completion tokens as the server counted them.
+    pub completion_tokens: Option<u32>,
+    /// Policy step at the start of generation, if the answer names it.
+    pub weight_version: Option<String>,
+    /// Policy step at its end.
+    pub weight_version_end: Option<String>,
+    /// Why it must not be trained on.
+    pub untrainable_reason: Option<&'static str>,
 }
 
 /// A tool call: who calls is the same if this is.
@@ -67,6 +95,15 @@ impl Answer {
         answer.prompt_ids = captured.prompt_ids;
         answer.ids = captured.response_ids;
         answer.log_probs = captured.log_probs;
+        answer.facts = Facts {
+            matched_stop: captured.matched_stop,
+            ends_with_stop_token: captured.ends_with_stop_token,
+            completion_tokens: captured.completion_tokens,
+            weight_version: captured.weight_version,
+            weight_version_end: captured.weight_version_end,
+            untrainable_reason: captured.untrainable_reason,
+            ..Facts::default()
+        };
         Ok(answer)
     }
 

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 
-use crate::engine::{ChatRequest, Engine};
+use crate::engine::{self, ChatRequest, Engine};
 use crate::judge::{self, Exchange, Fault, Quoting, Reply, Verdict};
 use crate::trajectory::Turn;
 
@@ -25,10 +25,20 @@ pub struct Jury {
     pub seed: u64,
 }
 
+/// Why there is no verdict.
+#[derive(Debug)]
+pub enum Unjudged {
+    /// The turn cannot be judged.
+    Unfit(judge::Error),
+    /// The judge is not there.
+    Away(engine::Error),
+}
+
 impl Jury {
-    /// Judges one turn: as many votes as there are, in order.
-    pub async fn verdict(&self, turn: &Turn) -> Result<Verdict, judge::Error> {
-        let exchange = Exchange::of(turn, Quoting::default())?;
+    /// Judges one turn: as many votes as there are, in order. A judge that is not
+    /// there is no vote.
+    pub async fn verdict(&self, turn: &Turn) -> Result<Verdict, Unjudged> {
+        let exchange = Exchange::of(turn, Quoting::default()).map_err(Unjudged::Unfit)?;
         let messages = judge::ask(&self.prompt, &exchange);
         let calls = (0..self.votes).map(|vote| {
             let request = ChatRequest {
@@ -41,20 +51,28 @@ impl Jury {
             async move {
                 match self.engine.chat(&request).await {
                     Ok(reply) => {
-                        Ok(Reply { text: reply.content, finish_reason: reply.finish_reason })
+                        Ok(Ok(Reply { text: reply.content, finish_reason: reply.finish_reason }))
                     }
-                    Err(error) => Err(Fault::failed(error.to_string())),
+                    Err(error) if error.is_transient() => Err(Unjudged::Away(error)),
+                    Err(error) => Ok(Err(Fault::failed(error.to_string()))),
                 }
             }
         });
-        Ok(judge::verdict(join_all(calls).await))
+        let replies: Result<Vec<_>, _> = join_all(calls).await.into_iter().collect();
+        Ok(judge::verdict(replies?))
     }
 
     /// Compares a new answer with the recorded one: both are judged by the
     /// recorded next state, and the new one must not score lower. The score of
-    /// the recorded one is the row's own if it has been judged.
-    pub async fn compare(&self, turn: &Turn, recorded: &Answer, replayed: &Answer) -> Check {
-        let done = |finding| Check::new(By::Judge, finding);
+    /// the recorded one is the row's own if it has been judged. Errors if the judge is
+    /// not there.
+    pub async fn compare(
+        &self,
+        turn: &Turn,
+        recorded: &Answer,
+        replayed: &Answer,
+    ) -> Result<Check, engine::Error> {
+        let done = |finding| Ok(Check::new(By::Judge, finding));
         if !matches!(&turn.next_state, Some(next) if next != "[]") {
             return done(Finding::NotCompared("no next state to judge by".to_owned()));
         }
@@ -63,28 +81,30 @@ impl Jury {
         }
         let before = match turn.score {
             Some(score) => Ok(score),
-            None => self.score(turn).await,
+            None => self.score(turn).await?,
         };
-        let after = self.score(&replayed.instead(turn)).await;
+        let after = self.score(&replayed.instead(turn)).await?;
         match (before, after) {
-            (Ok(before), Ok(after)) => Check {
-                figures: vec![("recorded", f64::from(before)), ("replayed", f64::from(after))],
-                ..done(match after < before {
+            (Ok(before), Ok(after)) => {
+                let finding = match after < before {
                     true => Finding::Differs(format!("judged {after} instead of {before}")),
                     false => Finding::Same,
-                })
-            },
+                };
+                let figures = vec![("recorded", f64::from(before)), ("replayed", f64::from(after))];
+                Ok(Check { figures, ..Check::new(By::Judge, finding) })
+            }
             (Err(finding), _) | (_, Err(finding)) => done(finding),
         }
     }
 
-    async fn score(&self, turn: &Turn) -> Result<f32, Finding> {
-        let verdict =
-            self.verdict(turn).await.map_err(|error| Finding::NotCompared(error.to_string()))?;
+    async fn score(&self, turn: &Turn) -> Result<Result<f32, Finding>, engine::Error> {
+        let verdict = match self.verdict(turn).await {
+            Ok(verdict) => verdict,
+            Err(Unjudged::Unfit(error)) => return Ok(Err(Finding::NotCompared(error.to_string()))),
+            Err(Unjudged::Away(error)) => return Err(error),
+        };
         let unjudged = || verdict.error().unwrap_or_default();
-        verdict
-            .score()
-            .map(f32::from)
-            .ok_or_else(|| Finding::Failed(format!("no verdict: {}", unjudged())))
+        let score = verdict.score().map(f32::from);
+        Ok(score.ok_or_else(|| Finding::Failed(format!("no verdict: {}", unjudged()))))
     }
 }

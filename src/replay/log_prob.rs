@@ -1,8 +1,8 @@
 //! How far log-probs have moved.
 
 use crate::engine::{Engine, Error, ScoreRequest};
-use crate::trajectory::Turn;
 use crate::trajectory::words::LogProbKind;
+use crate::trajectory::{Sampling, Turn};
 
 use super::{Answer, By, Check, Finding};
 
@@ -60,14 +60,33 @@ pub(super) async fn compare(
         }
         Ok(Plan::OfAnswer) => {
             let same = replayed.filter(|answer| answer.ids == turn.response_ids);
-            match same.and_then(|answer| answer.log_probs.as_ref()) {
-                Some(now) => Ok(shift(&recorded, now, tolerance)),
-                None => {
-                    skipped("its log-probs are tempered, and no new answer has its ids".to_owned())
-                }
+            let Some((answer, now)) =
+                same.and_then(|answer| Some((answer, answer.log_probs.as_ref()?)))
+            else {
+                let reason = "its log-probs are tempered, and no new answer has its ids";
+                return skipped(reason.to_owned());
+            };
+            match other_distribution(&turn.sampling, &answer.facts.sampling) {
+                Some(reason) => skipped(reason),
+                None => Ok(shift(&recorded, now, tolerance)),
             }
         }
     }
+}
+
+/// Returns why tempered log-probs and new ones are not of the same distribution.
+fn other_distribution(recorded: &Sampling, new: &Sampling) -> Option<String> {
+    let told = |temperature: Option<f32>| match temperature {
+        Some(temperature) => temperature.to_string(),
+        None => "an unknown one".to_owned(),
+    };
+    if new.log_prob_kind != LogProbKind::Tempered {
+        return Some(format!("its log-probs are tempered, the new ones {}", new.log_prob_kind));
+    }
+    let (before, after) = (recorded.temperature, new.temperature);
+    let reason =
+        || format!("its log-probs are of temperature {}, the new of {}", told(before), told(after));
+    (before != after).then(reason)
 }
 
 /// Compares log-probs slot by slot. A null slot is no number on that side.
@@ -99,7 +118,6 @@ pub(super) fn shift(recorded: &[Option<f32>], now: &[Option<f32>], tolerance: f6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trajectory::Sampling;
 
     #[test]
     fn the_largest_shift_decides() {
@@ -133,5 +151,29 @@ mod tests {
             ..turn(Some(1.0), LogProbKind::Raw)
         };
         assert!(plan(&marked).is_err());
+    }
+
+    #[test]
+    fn tempered_log_probs_are_compared_at_one_temperature() {
+        let of = |temperature, log_prob_kind| Sampling {
+            temperature,
+            log_prob_kind,
+            ..Sampling::default()
+        };
+        let recorded = of(Some(0.7), LogProbKind::Tempered);
+        assert_eq!(other_distribution(&recorded, &recorded), None);
+        let why = |new: Sampling| other_distribution(&recorded, &new).unwrap();
+        assert_eq!(
+            why(of(Some(1.0), LogProbKind::Tempered)),
+            "its log-probs are of temperature 0.7, the new of 1"
+        );
+        assert_eq!(
+            why(of(None, LogProbKind::Tempered)),
+            "its log-probs are of temperature 0.7, the new of an unknown one"
+        );
+        assert_eq!(
+            why(of(Some(0.7), LogProbKind::Raw)),
+            "its log-probs are tempered, the new ones raw"
+        );
     }
 }

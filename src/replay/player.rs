@@ -1,17 +1,17 @@
 //! Sessions sent again: in parallel, each one's turns in order.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use serde_json::Value;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::capture::{self, prepare, read_answer};
 use crate::engine::{self, Engine};
 use crate::judge::Rules;
 use crate::trajectory::Turn;
+use crate::trajectory::words::LogProbKind;
 use crate::wire::openai::ChatRequest;
 
 use super::{Answer, By, Check, Conversation, Finding, Jury, Overrides, Session};
@@ -82,7 +82,8 @@ pub struct Player<'a> {
     engine: &'a Engine,
     options: &'a Options,
     places: Semaphore,
-    gone: AtomicBool,
+    /// Whether the engine, or the judge, is found to be away.
+    gone: watch::Sender<bool>,
     away: std::sync::Mutex<Option<engine::Error>>,
 }
 
@@ -93,7 +94,7 @@ impl<'a> Player<'a> {
             engine,
             options,
             places: Semaphore::new(options.at_once.max(1)),
-            gone: AtomicBool::new(false),
+            gone: watch::Sender::new(false),
             away: std::sync::Mutex::new(None),
         }
     }
@@ -124,7 +125,7 @@ impl<'a> Player<'a> {
                     .ok()
                     .and_then(|after| start.checked_add(after));
                 if let Some(due) = due {
-                    tokio::time::sleep_until(due).await;
+                    self.sleep_until(due).await;
                 }
             }
             let replayed = self.turn(session, turn, &mut conversation).await;
@@ -132,6 +133,16 @@ impl<'a> Player<'a> {
             found.push(replayed);
         }
         found
+    }
+
+    /// Waits for a time, unless nobody is there to ask any more.
+    async fn sleep_until(&self, due: Instant) {
+        let mut gone = self.gone.subscribe();
+        tokio::select! {
+            biased;
+            _ = gone.wait_for(|gone| *gone) => {}
+            () = tokio::time::sleep_until(due) => {}
+        }
     }
 
     async fn turn(
@@ -178,7 +189,7 @@ impl<'a> Player<'a> {
         turn: &Turn,
         conversation: &Conversation,
     ) -> Result<Option<(Answer, Answer)>, Finding> {
-        if self.gone.load(Ordering::Relaxed) {
+        if *self.gone.borrow() {
             return Err(Finding::NotCompared("the engine was away".to_owned()));
         }
         if session.is_choice(turn) {
@@ -193,16 +204,26 @@ impl<'a> Player<'a> {
             Ok(Value::Array(messages)) if !messages.is_empty() => messages,
             _ => return Err(Finding::NotCompared("no messages".to_owned())),
         };
-        let messages = match self.options.history {
-            History::Fixed => messages,
-            History::OnPolicy => conversation
-                .rebuild(turn, &messages)
-                .map_err(|reason| Finding::NotCompared(format!("diverged: {reason}")))?,
+        let sent = match self.options.history {
+            History::Fixed => None,
+            History::OnPolicy => Some(
+                conversation
+                    .rebuild(turn, &messages)
+                    .map_err(|reason| Finding::NotCompared(format!("diverged: {reason}")))?,
+            ),
         };
+        let other = sent.filter(|sent| *sent != messages);
+        let messages = other.as_ref().unwrap_or(&messages);
         let model = self.engine.model();
-        let body = request::body(model, turn, &messages, &self.options.overrides)
+        let body = request::body(model, turn, messages, &self.options.overrides)
             .map_err(Finding::NotCompared)?;
-        let new = self.ask(&body).await.map_err(Finding::Failed)?;
+        let asked_at = now();
+        let mut new = self.ask(&body).await.map_err(Finding::Failed)?;
+        let kind = LogProbKind::of(dialect(self.engine.dialect()).tempers_log_probs());
+        new.facts.times = (asked_at, now());
+        new.facts.model = model.unwrap_or_default().to_owned();
+        new.facts.sampling = request::sampling(turn, &self.options.overrides, kind);
+        new.facts.messages = other.map(|messages| Value::from(messages).to_string());
         Ok(Some((recorded, new)))
     }
 
@@ -227,7 +248,7 @@ impl<'a> Player<'a> {
     fn failed(&self, error: engine::Error) -> String {
         let told = error.to_string();
         if error.is_transient() {
-            self.gone.store(true, Ordering::Relaxed);
+            self.gone.send_replace(true);
             let mut away = self.away.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             away.get_or_insert(error);
         }
@@ -250,12 +271,21 @@ impl<'a> Player<'a> {
                 None => skipped(),
             },
             (By::Judge, Some((recorded, new))) => match &self.options.jury {
-                Some(jury) => jury.compare(turn, recorded, new).await,
+                Some(jury) => match jury.compare(turn, recorded, new).await {
+                    Ok(check) => check,
+                    Err(error) => Check::new(by, Finding::Failed(self.failed(error))),
+                },
                 None => skipped(),
             },
             (By::Exact | By::Rules | By::Judge, None) => skipped(),
         }
     }
+}
+
+/// Returns microseconds since 1970.
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// Why there is no answer.

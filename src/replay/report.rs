@@ -1,12 +1,12 @@
 //! What a replay came to, for machines: lines of JSON, and JUnit XML.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::{Check, Finding, Replayed};
+use super::junit::{Case, Suite};
+use super::{By, Check, Finding, Replayed, junit};
 
 /// The count of a replay.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,6 +22,17 @@ pub struct Tally {
     /// Turns whose request failed.
     pub failed: usize,
     /// Turns that could not be compared, by reason.
+    pub not_compared: BTreeMap<String, usize>,
+    /// What each way of comparing came to.
+    pub ways: BTreeMap<By, Way>,
+}
+
+/// What one way of comparing came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Way {
+    /// Turns that it compared, or would have.
+    pub compared: usize,
+    /// Turns that it could not compare, by reason.
     pub not_compared: BTreeMap<String, usize>,
 }
 
@@ -40,8 +51,22 @@ impl Tally {
                     *tally.not_compared.entry(reason).or_default() += 1;
                 }
             }
+            for check in &replayed.checks {
+                let way = tally.ways.entry(check.by).or_default();
+                match &check.finding {
+                    Finding::NotCompared(why) => {
+                        *way.not_compared.entry(general(why)).or_default() += 1;
+                    }
+                    Finding::Same | Finding::Differs(_) | Finding::Failed(_) => way.compared += 1,
+                }
+            }
         }
         tally
+    }
+
+    /// Returns the ways that compared nothing at all.
+    pub fn idle(&self) -> impl Iterator<Item = By> {
+        self.ways.iter().filter(|(_, way)| way.compared == 0).map(|(by, _)| *by)
     }
 
     /// Returns how many turns were compared, or would have been.
@@ -51,6 +76,10 @@ impl Tally {
 
     /// Returns the count as JSON.
     pub fn json(&self) -> Value {
+        let way = |(by, way): (&By, &Way)| {
+            let told = json!({"compared": way.compared, "not_compared": way.not_compared});
+            (by.to_string(), told)
+        };
         json!({
             "sessions": self.sessions,
             "turns": self.turns,
@@ -58,6 +87,7 @@ impl Tally {
             "differing": self.differing,
             "failed": self.failed,
             "not_compared": self.not_compared,
+            "ways": self.ways.iter().map(way).collect::<Map<_, _>>(),
         })
     }
 }
@@ -103,82 +133,48 @@ fn rounded(took: Duration) -> f64 {
     (took.as_secs_f64() * 1e3).round() / 1e3
 }
 
-/// Writes JUnit XML: a suite per session, a case per turn.
+/// Writes JUnit XML: a suite per session, a case per turn. A way that compared
+/// nothing fails in a suite of its own.
 pub fn junit(sessions: &[Vec<Replayed>]) -> String {
-    let tally = Tally::of(sessions);
-    let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n".to_owned();
-    let counts = attributes(&tally, sessions.iter().flatten());
-    // Writing to a `String` does not fail.
-    let _ = writeln!(text, "<testsuites name=\"oclaw replay\" {counts}>");
-    for turns in sessions {
-        let name = turns.first().map_or("", |turn| turn.session_id.as_str());
-        let counts = attributes(&Tally::of(std::slice::from_ref(turns)), turns.iter());
-        let _ = writeln!(text, "  <testsuite name=\"{}\" {counts}>", escaped(name));
-        for turn in turns {
-            case(&mut text, turn);
-        }
-        text.push_str("  </testsuite>\n");
-    }
-    text.push_str("</testsuites>\n");
-    text
-}
-
-fn attributes<'a>(tally: &Tally, turns: impl Iterator<Item = &'a Replayed>) -> String {
-    let took: Duration = turns.map(|turn| turn.took).sum();
-    format!(
-        "tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\" time=\"{:.3}\"",
-        tally.turns,
-        tally.differing,
-        tally.failed,
-        tally.not_compared.values().sum::<usize>(),
-        took.as_secs_f64(),
-    )
-}
-
-fn case(text: &mut String, replayed: &Replayed) {
-    let (class, id) = (escaped(&replayed.session_id), escaped(&replayed.turn_id));
-    let head = format!(
-        "    <testcase classname=\"{class}\" name=\"turn {} ({id})\" time=\"{:.3}\"",
-        replayed.turn,
-        replayed.took.as_secs_f64()
-    );
-    let what = escaped(replayed.finding.what());
-    let inside = match &replayed.finding {
-        Finding::Same => None,
-        Finding::Differs(_) => Some(format!("<failure type=\"differs\" message=\"{what}\"/>")),
-        Finding::Failed(_) => Some(format!("<error type=\"failed\" message=\"{what}\"/>")),
-        Finding::NotCompared(_) => Some(format!("<skipped message=\"{what}\"/>")),
+    let case = |replayed: &Replayed| Case {
+        name: format!("turn {} ({})", replayed.turn, replayed.turn_id),
+        finding: replayed.finding.clone(),
+        took: replayed.took,
+        notes: match &replayed.finding {
+            // All of it is in the finding.
+            Finding::NotCompared(_) => Vec::new(),
+            _ => skipped(&replayed.checks).map(|(by, why)| format!("{by}: {why}")).collect(),
+        },
     };
-    let _ = match inside {
-        None => writeln!(text, "{head}/>"),
-        Some(inside) => writeln!(text, "{head}>{inside}</testcase>"),
+    let suite = |turns: &Vec<Replayed>| Suite {
+        name: turns.first().map_or_else(String::new, |turn| turn.session_id.clone()),
+        cases: turns.iter().map(case).collect(),
     };
+    let mut suites: Vec<Suite> = sessions.iter().map(suite).collect();
+    let idle = Tally::of(sessions).idle().map(|by| Case {
+        name: format!("by {by}"),
+        finding: Finding::Differs("nothing was compared".to_owned()),
+        took: Duration::ZERO,
+        notes: Vec::new(),
+    });
+    let idle: Vec<_> = idle.collect();
+    if !idle.is_empty() {
+        suites.push(Suite { name: "ways to compare".to_owned(), cases: idle });
+    }
+    junit::junit("oclaw replay", &suites)
 }
 
-/// Returns a text as an attribute of XML 1.0 may hold it. What it may not hold in
-/// any way, even escaped, becomes the sign for an unknown character.
-fn escaped(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\t' | '\n' | '\r' => {
-                let _ = write!(safe, "&#{};", u32::from(character));
-            }
-            '\u{0}'..='\u{1f}' | '\u{fffe}' | '\u{ffff}' => safe.push('\u{fffd}'),
-            other => safe.push(other),
-        }
-    }
-    safe
+/// Returns the comparisons that could not be made, and why.
+fn skipped(checks: &[Check]) -> impl Iterator<Item = (By, &str)> {
+    checks.iter().filter_map(|check| match &check.finding {
+        Finding::NotCompared(why) => Some((check.by, why.as_str())),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::By;
 
     fn turn(session: &str, number: u32, finding: Finding) -> Replayed {
         Replayed {
@@ -222,5 +218,32 @@ mod tests {
         let tally = Tally::of(&sessions);
         assert_eq!(tally.not_compared, BTreeMap::from([("turn … before it: x".to_owned(), 2)]));
         assert_eq!((tally.turns, tally.compared()), (2, 0));
+    }
+
+    #[test]
+    fn a_way_that_compares_nothing_is_not_hidden_by_another() {
+        let judged = |finding| Check { by: By::Judge, finding, figures: Vec::new() };
+        let why = |why: &str| Finding::NotCompared(why.to_owned());
+        let mut turns = vec![turn("s", 1, Finding::Same), turn("s", 2, Finding::Same)];
+        turns[0].checks.push(judged(why("no next state")));
+        turns[1].checks.push(judged(why("no next state")));
+        let sessions = [turns];
+        let tally = Tally::of(&sessions);
+        assert_eq!((tally.same, tally.idle().collect::<Vec<_>>()), (2, vec![By::Judge]));
+        let told = json!({
+            "exact": {"compared": 2, "not_compared": {}},
+            "judge": {"compared": 0, "not_compared": {"no next state": 2}},
+        });
+        assert_eq!(tally.json()["ways"], told);
+        let xml = junit(&sessions);
+        assert!(
+            xml.contains("<testsuites name=\"oclaw replay\" tests=\"3\" failures=\"1\""),
+            "{xml}"
+        );
+        assert!(xml.contains("<system-out>judge: no next state</system-out>"), "{xml}");
+        assert!(xml.contains("name=\"by judge\""), "{xml}");
+        let [mut turns] = sessions;
+        turns[1].checks[1] = judged(Finding::Same);
+        assert_eq!(Tally::of(&[turns]).idle().count(), 0);
     }
 }

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::trajectory::Turn;
+use crate::trajectory::words::LogProbKind;
+use crate::trajectory::{Sampling, Turn};
 
 /// Settings that replace the recorded ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -48,6 +49,19 @@ pub fn body(
     Ok(Value::Object(body))
 }
 
+/// Returns the settings that such a request states.
+pub fn sampling(turn: &Turn, overrides: &Overrides, log_prob_kind: LogProbKind) -> Sampling {
+    let recorded = &turn.sampling;
+    let temperature = overrides.temperature.map(|temperature| temperature as f32);
+    Sampling {
+        temperature: temperature.or(recorded.temperature),
+        seed: overrides.seed.or(recorded.seed),
+        max_tokens: overrides.max_tokens.or(recorded.max_tokens),
+        log_prob_kind,
+        ..recorded.clone()
+    }
+}
+
 /// Returns the number that was typed: 0.7, not the nearest `f32` in full.
 fn as_written(number: f32) -> f64 {
     number.to_string().parse().unwrap_or(f64::from(number))
@@ -56,7 +70,6 @@ fn as_written(number: f32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trajectory::Sampling;
 
     #[test]
     fn what_was_stated_is_stated_again() {

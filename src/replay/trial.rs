@@ -11,7 +11,7 @@ use crate::judge::{Exchange, Quoting, Rules};
 use crate::trajectory::Turn;
 
 use super::player::{Asked, ask};
-use super::{Answer, Jury, Overrides, Session, gate, request};
+use super::{Answer, Jury, Overrides, Session, Unjudged, gate, request};
 
 /// Seeds that every server takes: 31 bits.
 const SEEDS: i64 = 0x7fff_ffff;
@@ -79,17 +79,22 @@ enum Missing {
     Unfit(String),
     /// The engine refused it.
     Failed(String),
-    /// The engine is not there.
-    Away(engine::Error),
+    /// Somebody is not there.
+    Away(Away),
+}
+
+/// Who is not there, and why.
+#[derive(Debug)]
+pub enum Away {
+    /// The policy's engine.
+    Policy(engine::Error),
+    /// The judge.
+    Judge(engine::Error),
 }
 
 impl Trial<'_> {
-    /// Scores every item. An engine that is not there ends it.
-    pub async fn run(
-        &self,
-        sessions: &[Session],
-        done: &dyn Fn(),
-    ) -> Result<Scores, engine::Error> {
+    /// Scores every item. An engine or a judge that is not there ends it.
+    pub async fn run(&self, sessions: &[Session], done: &dyn Fn()) -> Result<Scores, Away> {
         let places = Semaphore::new(self.at_once.max(1));
         let item = async |number: usize, session: &Session, turn: &Turn| {
             // The semaphore is never closed.
@@ -144,10 +149,10 @@ impl Trial<'_> {
                     return Err(Missing::Unfit("no next state to judge by".to_owned()));
                 }
                 let answered = self.answered(number, turn).await?;
-                let verdict = jury
-                    .verdict(&answered)
-                    .await
-                    .map_err(|error| Missing::Unfit(error.to_string()))?;
+                let verdict = jury.verdict(&answered).await.map_err(|error| match error {
+                    Unjudged::Unfit(error) => Missing::Unfit(error.to_string()),
+                    Unjudged::Away(error) => Missing::Away(Away::Judge(error)),
+                })?;
                 let none = || Missing::Failed(verdict.error().unwrap_or_default());
                 verdict.score().map(f64::from).ok_or_else(none)
             }
@@ -192,7 +197,7 @@ impl Trial<'_> {
 /// refusal of one item.
 fn failed(error: engine::Error) -> Missing {
     match error.is_transient() || matches!(error, engine::Error::Unsupported { .. }) {
-        true => Missing::Away(error),
+        true => Missing::Away(Away::Policy(error)),
         false => Missing::Failed(error.to_string()),
     }
 }

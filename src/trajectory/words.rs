@@ -19,6 +19,18 @@ pub trait Word: Sized + Copy + 'static {
     }
 }
 
+impl LogProbKind {
+    /// Returns the kind by whether the logits are divided by the temperature first, if
+    /// that is known.
+    pub fn of(tempered: Option<bool>) -> Self {
+        match tempered {
+            Some(true) => Self::Tempered,
+            Some(false) => Self::Raw,
+            None => Self::Unknown,
+        }
+    }
+}
+
 macro_rules! words {
     ($(#[doc = $about:literal] $name:ident { $(#[doc = $meaning:literal] $variant:ident = $text:literal,)* })*) => {$(
         #[doc = $about]

@@ -201,6 +201,13 @@ fn usage_and_absence_have_their_exit_codes() {
     let receipt = folder.path().join("receipt.json").display().to_string();
     fails(&url, &["--receipt", &receipt], 4, "the candidate: cannot reach `http://");
     fails("missing", &["--receipt", &receipt], 1, "cannot serve the policy `missing`");
+    for (further, words) in [
+        (["--rules", "r.toml"], "`--rules` says nothing without `--by rules`"),
+        (["--judge-engine", &url], "`--judge-engine` says nothing without `--by judge`"),
+        (["--temperature", "1"], "`--temperature` says nothing with `--by log-prob`"),
+    ] {
+        fails(&url, &[&["--receipt", &receipt], &further[..]].concat(), 2, words);
+    }
     fails(
         &url,
         &["--receipt", &receipt, "--by", "judge"],
@@ -208,4 +215,46 @@ fn usage_and_absence_have_their_exit_codes() {
         "nobody to judge\nhint: give `--judge-engine URL`",
     );
     assert!(!folder.path().join("receipt.json").exists());
+}
+
+/// A server that answers every question alike.
+fn says_always(text: &str) -> FakeEngine {
+    let fake = FakeEngine::start();
+    fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "scripted"}]}))]);
+    fake.on("/v1/chat/completions", [Reply::json(200, says(text, "stop").1)]);
+    fake
+}
+
+#[test]
+fn a_judge_decides_between_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let suite = fixture("sessions/tiny.parquet").display().to_string();
+    let receipt = folder.path().join("receipt.json");
+    let judge = super::judge::scripted(|body| {
+        let text = body["messages"][1]["content"].as_str().unwrap();
+        says(if text.contains("a bad answer") { "\\boxed{-1}" } else { "\\boxed{1}" }, "stop")
+    });
+    let run = |candidate: &str, current: &str, judge: &str| {
+        let fakes = [says_always(candidate), says_always(current)];
+        let mut command = oclaw();
+        command.args(["gate", "--suite", &suite, "--by", "judge", "--judge-engine", judge]);
+        command.args(["--judge-votes", "1", "--retries", "0", "--min-items", "5", "--receipt"]);
+        command.arg(&receipt).args(["--candidate", &fakes[0].url(), "--current", &fakes[1].url()]);
+        command.assert()
+    };
+    for (candidate, current, code, verdict, difference) in [
+        ("a good answer", "a bad answer", 0, "promote", 2.0),
+        ("a bad answer", "a good answer", 3, "reject", -2.0),
+    ] {
+        run(candidate, current, &judge).code(code);
+        let found: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&receipt).unwrap()).unwrap();
+        assert_eq!((&found["verdict"], &found["by"]), (&json!(verdict), &json!("judge")));
+        assert_eq!(found["figures"]["difference"], difference);
+    }
+    let gone = says_always("");
+    gone.on("/v1/chat/completions", [Reply::json(503, json!({"error": {"message": "busy"}}))]);
+    let away = run("a good answer", "a bad answer", &gone.url()).code(4);
+    let told = String::from_utf8(away.get_output().stderr.clone()).unwrap();
+    assert!(told.contains("the judge: ") && told.contains("answered 503: busy"), "{told}");
 }

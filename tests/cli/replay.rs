@@ -1,6 +1,9 @@
 //! `oclaw replay` as it is called: exact on the tiny model, and against scripted
 //! engines that answer otherwise.
 
+mod saved;
+mod ways;
+
 use std::path::{Path, PathBuf};
 
 use assert_cmd::assert::Assert;
@@ -103,9 +106,11 @@ fn the_recorded_sessions_are_exact_on_the_tiny_model() {
         // Greedy answers have raw log-probs, which the engine scores again.
         let shift = |line: &Value| line["checks"]["log-prob"]["largest_shift"].as_f64().unwrap();
         assert!(lines[..12].iter().all(|line| shift(line) < 1e-3));
+        let way = json!({"compared": 12, "not_compared": {}});
         let summary = json!({
             "sessions": 4, "turns": 12, "same": 12, "differing": 0, "failed": 0,
             "not_compared": {}, "passed": true,
+            "ways": {"exact": way, "rules": way, "log-prob": way},
         });
         assert_eq!(lines[12]["summary"], summary);
     }

@@ -97,6 +97,13 @@ fn the_first_stage_that_changed_is_named() {
         told.contains("the first stage that changed is judge, in `./judged.parquet`"),
         "{told}"
     );
+    let xml = replay(folder.path(), &["--output-format", "junit"]).code(3);
+    let xml = String::from_utf8(xml.get_output().stdout.clone()).unwrap();
+    let counts =
+        "<testsuites name=\"oclaw replay --stages\" tests=\"3\" failures=\"1\" errors=\"0\"";
+    assert!(xml.contains(counts), "{xml}");
+    let case = "<testcase classname=\"judge\" name=\"./judged.parquet\"";
+    assert!(xml.contains(case) && xml.contains("message=\"2 of 21 rows: score in 2\""), "{xml}");
     let table = replay(folder.path(), &[]).code(3);
     let table = String::from_utf8(table.get_output().stdout.clone()).unwrap();
     assert!(table.contains("2 of 21 rows: score in 2"), "{table}");
@@ -161,7 +168,6 @@ fn what_cannot_be_made_again_is_told() {
     let none = replay(folder.path(), &[]).code(1);
     let told = String::from_utf8(none.get_output().stderr.clone()).unwrap();
     assert!(told.contains("no stage output with its command line in `.`"), "{told}");
-    replay(folder.path(), &["--output-format", "junit"]).code(2);
     let both = replay(folder.path(), &["--engine", &url]).code(2);
     let told = String::from_utf8(both.get_output().stderr.clone()).unwrap();
     assert!(told.contains("'--stages <RUN>' cannot be used with '--engine <URL>'"), "{told}");
