@@ -1,6 +1,6 @@
 //! `oclaw forget`: turns gone from everything that a run has written.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use oclaw::cache::Cache;
 use oclaw::journal;
 use oclaw::journal::{Forgotten, Remembered, Wanted};
 use oclaw::privacy::{
-    Found, Inventory, Left, Pending, Trained, Whose, find, inventory, remove, remove_file, repeats,
-    still_there, trained_on,
+    Found, Inventory, Learned, Left, Pending, Trained, Whose, find, inventory, learned_from,
+    remove, remove_file, repeats, still_there,
 };
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ use crate::visible::visible;
 /// the exit code is 3 if there are any, or if something is left elsewhere or may
 /// be: words or ids of the turns in files that are no tables (a report, a log),
 /// links to other places, compressed files and archives, what cannot be read, with
-/// `--turn` later requests of the session. Each place is named and stays as it is.
+/// `--turn` later requests of the session and the turn before it. Each place is named and stays as it is.
 /// Links are not followed: give what they point to to `--in` itself. Copies,
 /// backups and freed disk blocks are beyond this command.
 #[derive(clap::Args, Debug)]
@@ -90,7 +90,7 @@ struct Account {
     files: Vec<(PathBuf, u64, &'static str)>,
     policies: Vec<Trained>,
     left: Vec<(PathBuf, String)>,
-    repeating: BTreeSet<String>,
+    repeating: BTreeMap<String, &'static str>,
 }
 
 impl Account {
@@ -117,8 +117,11 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let found = gather(&there, &whose, &folders)?;
     let mut account = Account::default();
     for policy in &there.policies {
-        match trained_on(policy, &found.turn_ids) {
-            Ok(trained) => account.policies.extend(trained),
+        match learned_from(policy, &found.turn_ids) {
+            Ok(Learned { trained: None, refused: 1.. }) => {
+                account.leave([(policy.join("oclaw/ledger.parquet"), Left::Ids)]);
+            }
+            Ok(Learned { trained, .. }) => account.policies.extend(trained),
             Err(error) => account.leave([(policy.clone(), Left::unreadable(&error))]),
         }
     }
@@ -135,13 +138,18 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     for spool in &there.spools {
         let forgotten = spooled(spool, &whose, &found, dry_run)?;
         account.files.extend(forgotten.files.into_iter().map(|(path, n)| (path, n, "records")));
+        let unfinished = forgotten.unfinished.into_iter();
+        account.files.extend(unfinished.map(|path| (path, 1, "unfinished file")));
+        if let Whose::Turn(_) = whose {
+            account.repeating.extend(forgotten.repeating);
+        }
         let unreadable = forgotten.unreadable.into_iter();
         let what = "bytes that nobody can read".to_owned();
         account.left.extend(unreadable.map(|path| (path, what.clone())));
     }
-    account.leave(still_there(&there.others, &found.texts, &found.ids(&whose)));
+    account.leave(still_there(&there.others, &found.texts, &found.ids(&whose))?);
     if !dry_run {
-        folders.iter().try_for_each(|folder| Pending::done(folder))?;
+        folders.iter().try_for_each(|folder| Pending::done(folder, &whose))?;
     }
     if account.files.is_empty() && account.policies.is_empty() {
         context.say(format!("nothing of {} was found in what could be read", named(&whose)));
@@ -186,6 +194,7 @@ fn gather(there: &Inventory, whose: &Whose, folders: &[&PathBuf]) -> anyhow::Res
     for spool in &there.spools {
         let forgotten = spooled(spool, whose, &found, true)?;
         found.turn_ids.extend(forgotten.turn_ids);
+        forgotten.turns.values().for_each(|turn| found.see(turn));
     }
     Ok(found)
 }
@@ -196,8 +205,13 @@ fn spooled(spool: &Path, whose: &Whose, found: &Found, dry_run: bool) -> anyhow:
     let feedback = |turn_id: Option<&str>, session: Option<&str>, number: Option<u32>| {
         found.is_about(whose, turn_id, (session, number))
     };
-    let wanted =
-        Wanted { turn: &turn, feedback: &feedback, turn_ids: &found.turn_ids, texts: &found.texts };
+    let wanted = Wanted {
+        turn: &turn,
+        feedback: &feedback,
+        turn_ids: &found.turn_ids,
+        texts: &found.texts,
+        repeats: &|turn| found.repeated_by(whose, turn),
+    };
     Ok(journal::forget(spool, &wanted, dry_run)?)
 }
 
@@ -223,7 +237,7 @@ fn tables(
     if let Whose::Turn(_) = whose {
         let left: Vec<PathBuf> =
             there.tables.iter().filter(|path| path.exists()).cloned().collect();
-        account.repeating = repeats(&left, whose, found)?;
+        account.repeating.extend(repeats(&left, whose, found)?);
     }
     Ok(())
 }
@@ -295,8 +309,8 @@ fn report(context: &Context, account: &Account, dry_run: bool) -> anyhow::Result
     for (path, what) in &account.left {
         writeln!(out, "{}: left: {}", shown(path), visible(what))?;
     }
-    for turn in &account.repeating {
-        writeln!(out, "turn {}: left: its request repeats an answer", visible(turn))?;
+    for (turn, how) in &account.repeating {
+        writeln!(out, "turn {}: left: {how}", visible(turn))?;
     }
     out.flush()?;
     let rows: u64 = account

@@ -401,7 +401,9 @@ fn of_privacy(error: &privacy::Error) -> (Kind, Option<String>) {
         Error::Table(error) => of_table(error),
         Error::Pattern { .. } | Error::Patterns { .. } => (Kind::Usage, None),
         Error::Column { .. } => hinted(Kind::Failed, "drop the column first"),
-        Error::Read { .. } | Error::Write { .. } | Error::Ledger { .. } => (Kind::Failed, None),
+        Error::Read { .. } | Error::Write { .. } | Error::Ledger { .. } | Error::Search { .. } => {
+            (Kind::Failed, None)
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use crate::table;
 pub use forget::{Found, Removed, Whose, find, remove, repeats};
 pub use inventory::{Inventory, inventory, remove_file};
 pub use pending::Pending;
-pub use policies::{Trained, trained_on};
+pub use policies::{Learned, Trained, learned_from};
 pub use redact::{Counts, Redacted, Redactor};
 pub use scan::{Left, still_there};
 pub use spans::Pattern;
@@ -60,6 +60,12 @@ pub enum Error {
         /// The ledger.
         path: PathBuf,
         /// What is wrong with it.
+        reason: String,
+    },
+    /// There is too much to look for at once.
+    #[error("cannot look for all words at once: {reason}")]
+    Search {
+        /// What is too much.
         reason: String,
     },
     /// A pattern is no regular expression, or has no name.

@@ -1,6 +1,6 @@
 //! Feedback for turns whose row is written already.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,8 @@ pub struct Feedback {
 #[derive(Debug)]
 pub(super) struct FeedbackFile {
     folder: PathBuf,
-    file: Option<File>,
+    /// The file and its length, once there is one.
+    file: Option<(File, u64)>,
 }
 
 impl FeedbackFile {
@@ -36,18 +37,25 @@ impl FeedbackFile {
         Self { folder: spool.join("feedback"), file: None }
     }
 
+    /// Appends a whole line. On failure the file is as before.
     pub(super) fn append(&mut self, feedback: &Feedback) -> io::Result<()> {
         let mut line = serde_json::to_vec(feedback)?;
         line.push(b'\n');
-        let file = match &mut self.file {
+        let (file, length) = match &mut self.file {
             Some(file) => file,
             None => {
                 std::fs::create_dir_all(&self.folder)?;
                 let path = self.folder.join(format!("{}.jsonl", Uuid::now_v7()));
-                self.file.insert(File::create_new(path)?)
+                let file = OpenOptions::new().append(true).create_new(true).open(path)?;
+                self.file.insert((file, 0))
             }
         };
-        file.write_all(&line)?;
+        if let Err(error) = file.write_all(&line) {
+            // A part of it may be there; the next line must not follow it.
+            file.set_len(*length)?;
+            return Err(error);
+        }
+        *length += line.len() as u64;
         file.sync_data()
     }
 }

@@ -87,10 +87,27 @@ pub(super) struct Contents {
 /// Reads every whole record of a log, whatever stands between them.
 pub(super) fn read(bytes: &[u8]) -> Contents {
     let mut contents = Contents::default();
+    walk(bytes, |span| match span {
+        Span::Record(record, _) => contents.records.push(record),
+        Span::Damaged(bytes) => contents.damaged += bytes.len() as u64,
+    });
+    contents
+}
+
+/// A piece of a log.
+pub(super) enum Span<'a> {
+    /// A whole record, and the bytes it stands in.
+    Record(Record, &'a [u8]),
+    /// Bytes that are none.
+    Damaged(&'a [u8]),
+}
+
+/// Goes through a log piece by piece; the pieces make up all of it.
+pub(super) fn walk<'a>(bytes: &'a [u8], mut see: impl FnMut(Span<'a>)) {
     let (mut at, mut searches) = (0, 0);
     while at < bytes.len() {
         if let Some((record, next)) = record(bytes, at) {
-            contents.records.push(record);
+            see(Span::Record(record, &bytes[at..next]));
             at = next;
             continue;
         }
@@ -98,19 +115,9 @@ pub(super) fn read(bytes: &[u8]) -> Contents {
         let found = bytes[at + 1..].windows(MARK.len()).position(|window| window == MARK);
         let next = found.filter(|_| searches <= SEARCHES).map(|found| at + 1 + found);
         let next = next.unwrap_or(bytes.len());
-        contents.damaged += (next - at) as u64;
+        see(Span::Damaged(&bytes[at..next]));
         at = next;
     }
-    contents
-}
-
-/// Returns the record at a place, if there is a whole one, and where to go on.
-pub(super) fn next_record(bytes: &[u8], at: usize) -> (Option<Record>, usize) {
-    if let Some((record, next)) = record(bytes, at) {
-        return (Some(record), next);
-    }
-    let found = bytes[at + 1..].windows(MARK.len()).position(|window| window == MARK);
-    (None, found.map_or(bytes.len(), |found| at + 1 + found))
 }
 
 fn record(bytes: &[u8], at: usize) -> Option<(Record, usize)> {

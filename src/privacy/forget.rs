@@ -1,6 +1,6 @@
 //! Turns that shall be gone: which they are, and out of a table with them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -52,6 +52,8 @@ pub struct Found {
     pub texts: BTreeSet<String>,
     /// What they answered, whole.
     answers: BTreeSet<String>,
+    /// The turns that they extend, and the messages of their requests.
+    parents: BTreeMap<String, Vec<Value>>,
     /// Log-probs that teachers gave for them.
     pub log_probs: Vec<Vec<f32>>,
     /// Tables that have rows of them, and how many.
@@ -95,9 +97,17 @@ impl Found {
         }
     }
 
-    fn see(&mut self, turn: &Turn) {
+    /// Takes in what a row, or a journal, tells of one of the turns.
+    pub fn see(&mut self, turn: &Turn) {
         self.turn_ids.insert(turn.turn_id.clone());
-        self.places.insert((turn.session_id.clone(), turn.turn));
+        if !turn.session_id.is_empty() {
+            self.places.insert((turn.session_id.clone(), turn.turn));
+        }
+        if let Some(parent) = &turn.parent_turn_id
+            && let Ok(Value::Array(messages)) = serde_json::from_str(&turn.messages)
+        {
+            self.parents.entry(parent.clone()).or_default().extend(messages);
+        }
         for text in [Some(&turn.messages), Some(&turn.response), turn.next_state.as_ref()] {
             let parsed = text.and_then(|text| serde_json::from_str::<Value>(text).ok());
             said(&parsed.unwrap_or_default(), &mut self.texts);
@@ -109,6 +119,26 @@ impl Found {
         self.texts.extend(texts.filter(|text| text.len() >= TELLING).cloned());
         let numbers = turn.teacher_log_probs.iter().flatten().flatten();
         self.log_probs.extend(numbers.chain(&turn.student_topk_log_probs).cloned());
+    }
+}
+
+impl Found {
+    /// Tells how another turn, which stays, still tells of the turns: its request
+    /// repeats an answer of theirs, or what came after it is their request.
+    pub fn repeated_by(&self, whose: &Whose, turn: &Turn) -> Option<&'static str> {
+        if wanted(turn, whose, &self.turn_ids) {
+            return None;
+        }
+        let asks = self.parents.get(&turn.turn_id);
+        let next = turn.next_state.as_deref().map(serde_json::from_str::<Value>);
+        if let (Some(asked), Some(Ok(Value::Array(next)))) = (asks, next)
+            && next.iter().any(|message| asked.contains(message))
+        {
+            return Some("what came after it is the turn's request");
+        }
+        let same_session = self.places.iter().any(|(session, _)| *session == turn.session_id);
+        (same_session && holds(&turn.messages, &self.answers))
+            .then_some("its request repeats an answer")
     }
 }
 
@@ -217,26 +247,19 @@ fn format(path: &Path) -> Result<Format, Error> {
     Ok(if head == *b"PAR1" { Format::Parquet } else { Format::Ipc })
 }
 
-/// Returns the other turns of the sessions whose requests still hold an answer of
-/// the turns: a later request repeats what was said before.
+/// Returns the other turns in tables that still tell of the turns, and how.
 pub fn repeats(
     tables: &[PathBuf],
     whose: &Whose,
     found: &Found,
-) -> Result<BTreeSet<String>, Error> {
-    let sessions: BTreeSet<&str> =
-        found.places.iter().map(|(session, _)| session.as_str()).collect();
-    let mut repeating = BTreeSet::new();
+) -> Result<BTreeMap<String, &'static str>, Error> {
+    let mut repeating = BTreeMap::new();
     let readable = |path: &&PathBuf| found.left.iter().all(|(left, _)| left != *path);
     for path in tables.iter().filter(readable) {
         let mut source = Source::open(std::slice::from_ref(path))?;
         while let Some(turns) = source.next_turns()? {
-            let others = turns.iter().filter(|turn| {
-                sessions.contains(turn.session_id.as_str())
-                    && !wanted(turn, whose, &found.turn_ids)
-                    && holds(&turn.messages, &found.answers)
-            });
-            repeating.extend(others.map(|turn| turn.turn_id.clone()));
+            let told = |turn: &Turn| Some((turn.turn_id.clone(), found.repeated_by(whose, turn)?));
+            repeating.extend(turns.iter().filter_map(told));
         }
     }
     Ok(repeating)

@@ -100,7 +100,8 @@ fn folder(path: &Path, found: &mut Inventory, links: &mut Vec<PathBuf>) -> Resul
         found.seen.insert(real);
         return Ok(());
     }
-    if path.join(".journal").is_dir() || path.join("feedback").is_dir() {
+    let is_spool = path.join(".journal").is_dir();
+    if is_spool {
         found.spools.push(path.to_owned());
     }
     let read = |source| Error::read(path, source);
@@ -112,23 +113,61 @@ fn folder(path: &Path, found: &mut Inventory, links: &mut Vec<PathBuf>) -> Resul
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let inner = entry.path();
-        let journals = [".journal", "feedback"].contains(&name.as_ref())
-            && found.spools.iter().any(|spool| spool == path);
+        let journals = is_spool && [".journal", "feedback"].contains(&name.as_ref());
         if kind.is_file() && name.starts_with(".tmp-") {
             found.unfinished.push(inner);
-        } else if kind.is_dir() && !journals && !name.starts_with(".tmp-") {
-            if let Err(error) = folder(&inner, found, links) {
+        } else if kind.is_dir() {
+            // An unfinished folder may be a whole policy.
+            let looked = match journals {
+                true => beside_journal(&inner, found, links),
+                false => folder(&inner, found, links),
+            };
+            if let Err(error) = looked {
                 found.left.push((inner, Left::unreadable(&error)));
             }
-        } else if kind.is_dir() && journals {
-            found.seen.insert(real.join(entry.file_name()));
         } else if kind.is_symlink() {
             links.push(inner);
-        } else if kind.is_file() && name != pending::NAME {
+        } else if kind.is_file() && !name.starts_with(pending::PREFIX) {
             file(&inner, found);
         }
     }
     Ok(())
+}
+
+/// Looks for what the journal itself does not know in its own folders.
+fn beside_journal(
+    path: &Path,
+    found: &mut Inventory,
+    links: &mut Vec<PathBuf>,
+) -> Result<(), Error> {
+    let read = |source| Error::read(path, source);
+    let is_journal = path.file_name().is_some_and(|name| name == ".journal");
+    found.seen.insert(fs::canonicalize(path).map_err(read)?);
+    for entry in fs::read_dir(path).map_err(read)? {
+        let entry = entry.map_err(read)?;
+        let kind = entry.file_type().map_err(read)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let inner = entry.path();
+        if kind.is_symlink() {
+            links.push(inner);
+        } else if kind.is_dir() && is_journal && name == "aside" {
+            found.seen.insert(fs::canonicalize(&inner).map_err(read)?);
+        } else if kind.is_dir() {
+            folder(&inner, found, links)?;
+        } else if !is_known(&name, is_journal) {
+            file(&inner, found);
+        }
+    }
+    Ok(())
+}
+
+/// Tells whether the journal cleans a file itself, or it holds names of shards only.
+fn is_known(name: &str, is_journal: bool) -> bool {
+    let own = match is_journal {
+        true => name == "shards" || name.ends_with(".log"),
+        false => name.ends_with(".jsonl"),
+    };
+    (own && !name.starts_with('.')) || name.starts_with(".tmp-")
 }
 
 fn file(path: &Path, found: &mut Inventory) {

@@ -7,12 +7,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::inventory::{remove_file, sync_folder};
 use super::{Error, Whose};
 
-/// Name of the file that notes it.
-pub(super) const NAME: &str = ".forgetting";
+/// How the names of the files that note it begin. Each aim has its own.
+pub(super) const PREFIX: &str = ".forgetting-";
 
 /// Turns that a run has begun to remove. Ids only, no words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +29,7 @@ pub struct Pending {
 impl Pending {
     /// Reads what an interrupted run of the same aim has left in a folder.
     pub fn read(folder: &Path, whose: &Whose) -> Result<Option<Self>, Error> {
-        let path = path(folder);
+        let path = path(folder, whose)?;
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -41,7 +42,7 @@ impl Pending {
 
     /// Writes it down, before anything is removed.
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
-        let path = path(folder);
+        let path = path(folder, &self.whose)?;
         let write = |source| Error::write(&path, source);
         let mut aside =
             tempfile::Builder::new().prefix(".tmp-").tempfile_in(folder).map_err(write)?;
@@ -53,14 +54,18 @@ impl Pending {
     }
 
     /// Removes it, after everything is.
-    pub fn done(folder: &Path) -> Result<(), Error> {
-        match File::open(path(folder)) {
-            Ok(_) => remove_file(&path(folder)),
+    pub fn done(folder: &Path, whose: &Whose) -> Result<(), Error> {
+        let path = path(folder, whose)?;
+        match File::open(&path) {
+            Ok(_) => remove_file(&path),
             Err(_) => Ok(()),
         }
     }
 }
 
-fn path(folder: &Path) -> PathBuf {
-    folder.join(NAME)
+/// The aim may be any text: its hash is a name, and tells nobody.
+fn path(folder: &Path, whose: &Whose) -> Result<PathBuf, Error> {
+    let aim = serde_json::to_vec(whose).map_err(|error| Error::write(folder, error.into()))?;
+    let hash: String = Sha256::digest(&aim).iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(folder.join(format!("{PREFIX}{}", &hash[..16])))
 }

@@ -21,15 +21,24 @@ pub struct Trained {
     pub first_step: u64,
 }
 
-/// Returns what a policy's ledger says of the turns, if anything.
-pub fn trained_on(policy: &Path, turn_ids: &BTreeSet<String>) -> Result<Option<Trained>, Error> {
+/// What a policy's ledger says of turns.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Learned {
+    /// What it has learned from them, if it has.
+    pub trained: Option<Trained>,
+    /// How many of them it names without having learned from them.
+    pub refused: u64,
+}
+
+/// Returns what a policy's ledger says of the turns.
+pub fn learned_from(policy: &Path, turn_ids: &BTreeSet<String>) -> Result<Learned, Error> {
     let path = policy.join("oclaw/ledger.parquet");
     let failed = |reason: String| Error::Ledger { path: path.clone(), reason };
     let file = File::open(&path).map_err(|source| Error::read(&path, source))?;
     let reader = ParquetRecordBatchReaderBuilder::try_new(file)
         .and_then(|builder| builder.build())
         .map_err(|error| failed(error.to_string()))?;
-    let mut steps = Vec::new();
+    let (mut steps, mut refused) = (Vec::new(), 0);
     for batch in reader {
         let batch = batch.map_err(|error| failed(error.to_string()))?;
         let column = |name: &str| batch.column_by_name(name);
@@ -41,14 +50,15 @@ pub fn trained_on(policy: &Path, turn_ids: &BTreeSet<String>) -> Result<Option<T
         let (Some(ids), Some(at), Some(outcomes)) = columns else {
             return Err(failed("a column is missing or has another type".to_owned()));
         };
-        let rows = (0..batch.num_rows())
-            .filter(|row| outcomes.value(*row) == "consumed" && turn_ids.contains(ids.value(*row)));
-        steps.extend(rows.map(|row| at.value(row)));
+        for row in (0..batch.num_rows()).filter(|row| turn_ids.contains(ids.value(*row))) {
+            match outcomes.value(row) {
+                "consumed" => steps.push(at.value(row)),
+                _ => refused += 1,
+            }
+        }
     }
-    let first_step = steps.iter().min().copied();
-    Ok(first_step.map(|first_step| Trained {
-        policy: policy.to_owned(),
-        turns: steps.len() as u64,
-        first_step,
-    }))
+    let (turns, first_step) = (steps.len() as u64, steps.iter().min().copied());
+    let trained =
+        first_step.map(|first_step| Trained { policy: policy.to_owned(), turns, first_step });
+    Ok(Learned { trained, refused })
 }

@@ -1,6 +1,7 @@
 //! `oclaw forget`: a run folder made by the real stages, and every byte of it
 //! searched afterwards.
 
+mod journals;
 mod places;
 
 use std::collections::BTreeMap;
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use oclaw::journal::{Entry, Feedback, Journal, Options, Roll, Sync};
+use oclaw::privacy::{Pending, Whose};
 use oclaw::table::{Format, Provenance, Source, read_turns, row_json, write_shard};
 use oclaw::trajectory::{Turn, Writer};
 use serde_json::{Value, json};
@@ -179,7 +181,7 @@ async fn a_session_is_gone_from_every_file() {
         assert_eq!(found.len(), expected, "{needle}: {found:?}");
     }
     assert!(!run.join("ready/b.parquet").exists());
-    assert!(!run.join(".forgetting").exists());
+    assert_eq!(Pending::read(&run, &pending.whose).unwrap(), None);
 
     let after = rows(&run.join("ready/a.parquet"));
     let stays = "stays-turn-1".to_owned();
@@ -222,12 +224,12 @@ async fn what_was_interrupted_is_completed() {
     run_folder(&run).await;
     // As if killed after the spool's shards were done: copies name the turns by
     // other means only.
-    let state = json!({
-        "whose": {"client": "bob"},
-        "turn_ids": ["gone-turn-1", "gone-turn-2", "gone-turn-3"],
-        "places": [["gone", 1], ["gone", 2], ["gone", 3]],
-    });
-    std::fs::write(run.join(".forgetting"), state.to_string()).unwrap();
+    let pending = Pending {
+        whose: Whose::Client("bob".to_owned()),
+        turn_ids: (1..=3).map(|number| format!("gone-turn-{number}")).collect(),
+        places: (1..=3).map(|number| ("gone".to_owned(), number)).collect(),
+    };
+    pending.write(&run).unwrap();
     let anonymous = Turn { client: None, ..telling("gone", 2) };
     write(
         &run.join("ready/a.parquet"),
@@ -239,7 +241,7 @@ async fn what_was_interrupted_is_completed() {
     assert_eq!(code, Some(0), "{told}{talk}");
     assert_eq!(holders(&run, SECRET), Vec::<PathBuf>::new());
     assert_eq!(rows(&run.join("ready")).len(), 1);
-    assert!(!run.join(".forgetting").exists());
+    assert_eq!(Pending::read(&run, &pending.whose).unwrap(), None);
     let (code, told, _) = forget(folder.path(), &["--client", "bob", "--in", "run"]);
     assert_eq!((code, told.as_str()), (Some(0), ""));
 }
