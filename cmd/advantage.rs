@@ -210,16 +210,22 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         let followed = context.block_on(route.run(shard, || false))?;
         let summary = summary.into_inner();
         let table = table(&summary, &followed.tally, method.estimator);
-        return route.conclude(followed, table);
+        let exit = route.conclude(followed, table)?;
+        warn(&summary, context);
+        return Ok(exit);
     }
     let source = args.files.open(context)?;
     let tally = note(&args, context, source, (&args.files.output(), &summary))?;
     let summary = summary.into_inner();
     context.conclude(table(&summary, &tally, method.estimator));
+    warn(&summary, context);
+    Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
+}
+
+fn warn(summary: &Summary, context: &Context) {
     for warning in summary.warnings() {
         context.say(format!("warning: {warning}"));
     }
-    Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
 }
 
 /// Notes one table.

@@ -40,8 +40,9 @@ use crate::visible::visible;
 /// servers get the policy before it, then `latest` moves there and the newer one is
 /// marked as withdrawn (`oclaw/withdrawn` in its folder). A push that fails moves
 /// nothing, so that the same command can be given again. The next `oclaw train`
-/// resumes from the older policy, its optimiser and its ledger: turns that only the
-/// withdrawn one had trained may be trained again, and its number is not used again.
+/// resumes from the older policy and its ledger, and from its optimiser if it is one
+/// of the two newest (else that starts anew): turns that only the withdrawn one had
+/// trained may be trained again, and its number is not used again.
 /// While a trainer is at work there, nothing is rolled back. Before the first policy
 /// is none but the model it began from: `oclaw sync-weights BASE --version 0` pushes
 /// that, and `latest` stays.
@@ -63,10 +64,10 @@ pub(crate) struct Args {
     #[arg(value_name = "POLICY", required_unless_present = "follow")]
     policy: Option<PathBuf>,
     /// Push what `latest` of this folder names, whenever it moves, until a signal
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["policy", "version", "receipt", "rollback", "force"])]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["policy", "version", "receipt", "rollback", "force", "wait"])]
     follow: Option<PathBuf>,
     /// How often to look; what failed waits twice as long each time, a minute at most
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval)]
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval, requires = "follow")]
     poll: Duration,
     /// Push a policy that is so many steps ahead of what a server has
     #[arg(long, value_name = "N", default_value_t = 1, requires = "follow", value_parser = clap::value_parser!(u64).range(1..))]

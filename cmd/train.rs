@@ -93,8 +93,8 @@ use crate::units;
 /// the log-probs of the trained answer tokens, and those of the prompts, must be
 /// finite and have fallen by at most 5 nats on average (what rises does not make up
 /// for it). Else the run ends with exit code 1 and the figure, and `latest` stays:
-/// lower `--lr`. A run that comes to no
-/// policy leaves neither OUT nor the metrics file if it made them.
+/// lower `--lr`. A run that comes to no policy takes OUT away again if it made it,
+/// and a metrics file that it made and wrote no step to; one that is killed cannot.
 ///
 /// Metrics (`--metrics FILE`, one JSON object per step; null is not known):
 /// `step`, `turns`, `tokens` (trained), `input_tokens` (through the model),

@@ -16,13 +16,13 @@ pub(crate) struct FollowArgs {
     #[arg(long, value_name = "FOLDER")]
     pub(crate) follow: Option<PathBuf>,
     /// How often to look; what failed waits twice as long each time, a minute at most
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval)]
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval, requires = "follow")]
     pub(crate) poll: Duration,
     /// Do the shards that are there, then end
     #[arg(long, requires = "follow")]
     pub(crate) once: bool,
     /// Tries of a shard before it is listed in `failed.jsonl`
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..), requires = "follow")]
     pub(crate) shard_tries: u32,
 }
 

@@ -6,11 +6,22 @@ use std::collections::BTreeSet;
 use clap::Command;
 
 /// Variables of our scripts and tests, and the mark of a loop's processes.
-const OTHERS: [&str; 6] =
-    ["OCLAW_BIN", "OCLAW_CACHE", "OCLAW_GOLDEN", "OCLAW_JOB", "OCLAW_MODELS", "OCLAW_SMOLLM2_GGUF"];
+const OTHERS: [&str; 10] = [
+    "OCLAW_BIN",
+    "OCLAW_CACHE",
+    "OCLAW_GOLDEN",
+    "OCLAW_JOB",
+    "OCLAW_MODELS",
+    "OCLAW_SMOLLM2_GGUF",
+    "OCLAW_TABLE",
+    "OCLAW_TEST_PYTHON",
+    "OCLAW_WAIT",
+    "OCLAW_WITH_TEACHER",
+];
 
 /// Keys that belong to no subcommand of the same name.
-const KEYS: [&str; 1] = ["OCLAW_SYNC_WEIGHTS_PROXY_KEY"];
+const KEYS: [&str; 3] =
+    ["OCLAW_GATE_JUDGE_KEY", "OCLAW_REPLAY_JUDGE_KEY", "OCLAW_SYNC_WEIGHTS_PROXY_KEY"];
 
 /// Most letters that a misspelt name is off by.
 const FAR: usize = 3;

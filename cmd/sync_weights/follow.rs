@@ -99,6 +99,11 @@ impl Run<'_> {
         }
         // Another push is waited for like a server.
         let _lock = Lock::take(&policy, Duration::ZERO).await?;
+        if Policy::resolve(&latest, None)?.folder != policy.folder {
+            // It moved while others pushed, perhaps back: what was looked at is not
+            // what is wanted now.
+            return Ok(());
+        }
         let tried = RefCell::new(Vec::new());
         let watch = |part| tried.borrow_mut().push(part);
         let pushed = push(false, &policy, servers, &watch).await;

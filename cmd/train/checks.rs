@@ -1,11 +1,13 @@
 //! What a table must have before training begins.
 
 use std::collections::VecDeque;
+use std::io;
 
 use oclaw::advantage::{Estimator, Method};
 use oclaw::stage;
+use oclaw::sync;
 use oclaw::table::Source;
-use oclaw::template::Tokenizer;
+use oclaw::template::{self, Tokenizer};
 use oclaw::trajectory::Turn;
 
 use super::Args;
@@ -83,7 +85,9 @@ fn stated_estimator(argv: &[String]) -> Option<&str> {
 
 /// Ids mean nothing under another vocabulary.
 pub(super) fn check_tokenizer(source: &Source, args: &Args) -> anyhow::Result<()> {
-    let folder = args.model.clone().unwrap_or_else(|| args.out.join("latest"));
+    let given = args.model.clone().unwrap_or_else(|| args.out.join("latest"));
+    // `latest` may be a text.
+    let folder = sync::folder_of(&given).unwrap_or(given);
     let Some(recorded) = &source.provenance().tokenizer_hash else { return Ok(()) };
     match Tokenizer::hash_of(&folder) {
         Ok(found) if found != *recorded => Err(Failure::usage(format!(
@@ -92,7 +96,11 @@ pub(super) fn check_tokenizer(source: &Source, args: &Args) -> anyhow::Result<()
         ))
         .hint("train the model that gave the answers")
         .into()),
+        Ok(_) => Ok(()),
         // A folder without a tokenizer can be trained; ids are checked row by row.
-        _ => Ok(()),
+        Err(template::Error::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
     }
 }

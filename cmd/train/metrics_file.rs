@@ -1,14 +1,15 @@
 //! The file that takes the metrics: opened before the first step, so that one
 //! which cannot be written ends the run at once.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use oclaw::train::Metrics;
 
-/// A file of metrics. If this run made it and wrote nothing, it goes again.
+/// A file of metrics. If this run made it and nobody wrote to it, it goes again.
 pub(super) struct MetricsFile {
     path: PathBuf,
     file: File,
@@ -36,9 +37,42 @@ impl MetricsFile {
 
 impl Drop for MetricsFile {
     fn drop(&mut self) {
-        if self.in_vain {
+        // Another run may write to it by now, or another file may have its name.
+        let same = |there: &Metadata, own: &Metadata| {
+            (there.dev(), there.ino(), there.len()) == (own.dev(), own.ino(), 0)
+        };
+        if self.in_vain
+            && let (Ok(there), Ok(own)) = (fs::metadata(&self.path), self.file.metadata())
+            && same(&there, &own)
+        {
             // An empty file is in nobody's way.
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_file_that_nobody_wrote_to_goes_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        drop(MetricsFile::open(&path).unwrap());
+        assert!(!path.exists());
+        let first = MetricsFile::open(&path).unwrap();
+        fs::write(&path, "of another run\n").unwrap();
+        drop(first);
+        assert!(path.exists());
+        fs::remove_file(&path).unwrap();
+        let first = MetricsFile::open(&path).unwrap();
+        fs::rename(&path, folder.path().join("moved.jsonl")).unwrap();
+        fs::write(&path, "").unwrap();
+        drop(first);
+        assert!(path.exists());
+        // One that was there before stays as well.
+        drop(MetricsFile::open(&path).unwrap());
+        assert!(path.exists());
     }
 }

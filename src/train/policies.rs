@@ -146,20 +146,29 @@ impl Policies {
     }
 
     /// Removes policies older than the `keep` newest up to `step`, and the
-    /// optimiser state of all but the two newest.
+    /// optimiser state of all but the two newest. Those that were withdrawn are no
+    /// such policies: nobody goes back to them.
     pub(super) fn prune(&self, step: u64, keep: u64, optimizer: &str) -> Result<(), Error> {
         let entries =
             fs::read_dir(&self.folder).map_err(|source| Error::read(&self.folder, source))?;
-        for entry in entries.flatten() {
-            let Some(old) = step_of(&entry.file_name().to_string_lossy()) else { continue };
-            let age = step.saturating_sub(old);
-            let path = entry.path();
-            if old <= step && age >= keep.max(1) {
+        let policies = entries.flatten().filter_map(|entry| {
+            let old = step_of(&entry.file_name().to_string_lossy())?;
+            Some((old, entry.path()))
+        });
+        let policies: Vec<_> = policies.filter(|(old, _)| *old <= step).collect();
+        let sound: Vec<u64> = policies
+            .iter()
+            .filter(|(_, path)| !path.join(WITHDRAWN).exists())
+            .map(|(old, _)| *old)
+            .collect();
+        for (old, path) in policies {
+            let age = sound.iter().filter(|newer| **newer > old).count() as u64;
+            if age >= keep.max(1) {
                 // Gone from view first, so that nobody loads half of it.
                 let aside = self.folder.join(format!(".tmp-pruned-{old}"));
                 fs::rename(&path, &aside).map_err(|source| Error::write(&path, source))?;
                 fs::remove_dir_all(&aside).map_err(|source| Error::write(&aside, source))?;
-            } else if old <= step && age >= 2 {
+            } else if age >= 2 {
                 let state = path.join(optimizer);
                 match fs::remove_file(&state) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -368,6 +368,8 @@ fn usage() {
         (&["--follow", "-", "-o", out], "there is no folder `-` to follow"),
         (&["--follow", turns, "-o", out, "--poll", "0"], "wanted a time above 0"),
         (&["--once", shard], "--follow"),
+        (&["--poll", "1s", shard], "--follow"),
+        (&["--shard-tries", "2", shard], "--follow"),
     ] {
         let said = judge(flags);
         assert!(said.contains(words), "{flags:?}: {said}");

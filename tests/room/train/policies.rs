@@ -46,7 +46,8 @@ fn a_killed_run_leaves_nothing_that_counts() {
 #[test]
 fn a_withdrawn_policy_keeps_its_number() {
     let folder = tempfile::tempdir().unwrap();
-    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    let of_three = || Options { keep: 3, ..options("tiny-qwen3", folder.path()) };
+    let mut trainer = Trainer::open(of_three()).unwrap();
     for number in 1..=3 {
         train(&mut trainer, batch(number..=number)).unwrap();
     }
@@ -59,7 +60,7 @@ fn a_withdrawn_policy_keeps_its_number() {
     fs::remove_file(&latest).unwrap();
     std::os::unix::fs::symlink("step-000001", &latest).unwrap();
     let withdrawn = bytes(&folder.path().join("step-000002"), "model.safetensors");
-    let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+    let mut trainer = Trainer::open(of_three()).unwrap();
     assert_eq!(trainer.step(), 1);
     // What only the withdrawn policies learned from is learned again.
     let trained = train(&mut trainer, batch(2..=2)).unwrap();
@@ -67,6 +68,8 @@ fn a_withdrawn_policy_keeps_its_number() {
     assert_eq!(trained.policy.unwrap(), folder.path().join("step-000004"));
     assert_eq!(fs::read_link(&latest).unwrap(), Path::new("step-000004"));
     assert!(bytes(&folder.path().join("step-000002"), "model.safetensors") == withdrawn);
+    // The first is the second newest that counts: there is one to go back to.
+    assert!(folder.path().join("step-000001/config.json").exists());
     let ledger = trainer.ledger();
     assert!(ledger.consumed(&judged(2, 1.0).turn_id) && !ledger.consumed(&judged(3, 1.0).turn_id));
 }
