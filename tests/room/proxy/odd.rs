@@ -4,11 +4,11 @@ use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
-use oclaw::trajectory::words::Status;
+use oclaw::trajectory::words::{SessionSource, Status};
 use serde_json::{Value, json};
 
 use super::{
-    Rig, Seen, Speaks, Step, answer, ask, ask_stream, delta, done, event, finish, said, user,
+    Rig, Seen, Speaks, Step, answer, ask, ask_stream, delta, done, event, finish, rows, said, user,
 };
 use crate::harness::fake_upstream::json as whole;
 
@@ -280,4 +280,63 @@ async fn every_choice_is_a_row_or_counted() {
         assert!(found.iter().all(|row| row.choice == 0));
         assert_eq!(found.len() as u64, turns);
     }
+}
+
+#[tokio::test]
+async fn what_is_not_quite_json_is_forwarded_as_it_is() {
+    let rig = Rig::start(Speaks::Sglang, |_| whole(200, &answer("x")), |_| {}).await;
+    let url = format!("http://{}/v1/chat/completions", rig.running.address);
+    let half = r#"{"model":"m1","messages":[{"role":"user","content":"a\ud83d"}]"#;
+    rig.client.post(&url).body(format!("{half}}}")).send().await.unwrap().text().await.unwrap();
+    assert!(rig.upstream.chats()[0].text().starts_with(half));
+    for broken in ["", "{\"messages\":", "[1]", "{\"prompt\":\"x\"}"] {
+        rig.client.post(&url).body(broken).send().await.unwrap().text().await.unwrap();
+        assert_eq!(rig.upstream.chats().last().unwrap().text(), broken);
+    }
+    assert!(rig.metrics().await.contains("oclaw_skipped_total{reason=\"unreadable_request\"} 4"));
+    let rows = rig.rows().await;
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].messages, "[{\"role\":\"user\",\"content\":\"a\\ufffd\"}]");
+}
+
+#[tokio::test]
+async fn session_names_are_data_and_never_paths() {
+    let rig = Rig::start(Speaks::Sglang, |_| whole(200, &answer("x")), |_| {}).await;
+    let long = "x".repeat(10_000);
+    let names = ["../../tmp/pwn", "/etc/x", "ünï", "a b", long.as_str()];
+    for name in names {
+        let response =
+            rig.chat(&ask("hi")).header("x-session-id", name.as_bytes()).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+    }
+    let odd = json!({"messages": [user("hi")], "session_id": "a\nb\u{0}"});
+    assert_eq!(rig.chat(&odd).send().await.unwrap().status(), 200);
+    let affinity =
+        rig.chat(&ask("hi")).header("x-session-affinity", "alpha:1:0").send().await.unwrap();
+    assert_eq!(affinity.status(), 200);
+    let cached = json!({"messages": [user("hi")], "prompt_cache_key": "beta:3"});
+    rig.chat(&cached).send().await.unwrap();
+    rig.chat(&json!({"messages": [user("hi")], "prompt_cache_key": "my-app"}))
+        .send()
+        .await
+        .unwrap();
+    let folder = rig.folder.path().to_owned();
+    rig.running.shutdown().await.unwrap();
+    let rows = rows(&folder);
+    let mut found: Vec<_> =
+        rows.iter().map(|row| (row.session_id.as_str(), row.session_source)).collect();
+    found.sort();
+    for name in names {
+        assert!(found.contains(&(name, SessionSource::Header)), "{name}");
+    }
+    assert!(found.contains(&("a\nb\u{0}", SessionSource::Body)));
+    assert!(found.contains(&("alpha:1", SessionSource::Affinity)));
+    assert!(found.contains(&("beta", SessionSource::Body)));
+    assert_eq!(found.iter().filter(|(_, source)| *source == SessionSource::None).count(), 1);
+    let names: Vec<_> = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    let ours = |name: &String| name == ".journal" || name == ".lock" || name.ends_with(".parquet");
+    assert!(names.iter().all(ours), "{names:?}");
 }

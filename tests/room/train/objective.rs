@@ -106,3 +106,16 @@ fn a_step_that_is_not_finite_is_skipped() {
     assert!(matches!(error, Error::NotFinite { updates: 3 }), "{error}");
     assert!(!folder.path().join("latest").exists());
 }
+
+#[test]
+fn reinforce_whitens_over_the_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options("tiny-qwen3", folder.path());
+    options.admission = admission(Estimator::ReinforcePlusPlus);
+    let mut trainer = Trainer::open(options).unwrap();
+    let metrics = train(&mut trainer, batch(1..=3)).unwrap().metrics;
+    // Six times 1, three times -1: unbiased variance 1.
+    assert!(metrics.advantage_mean.unwrap().abs() < 1e-6);
+    assert!((metrics.advantage_max.unwrap() - 2.0 / 3.0).abs() < 1e-5);
+    assert!((metrics.advantage_min.unwrap() + 4.0 / 3.0).abs() < 1e-5);
+}
