@@ -31,7 +31,7 @@ pub struct Wanted<'a> {
 }
 
 /// What was, or would be, removed.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Forgotten {
     /// Files with something to remove, and how many records or lines of each.
     pub files: Vec<(PathBuf, u64)>,

@@ -151,7 +151,8 @@ pub fn junit(sessions: &[Vec<Replayed>]) -> String {
         cases: turns.iter().map(case).collect(),
     };
     let mut suites: Vec<Suite> = sessions.iter().map(suite).collect();
-    let idle = Tally::of(sessions).idle().map(|by| Case {
+    let tally = Tally::of(sessions);
+    let idle = tally.idle().map(|by| Case {
         name: format!("by {by}"),
         finding: Finding::Differs("nothing was compared".to_owned()),
         took: Duration::ZERO,

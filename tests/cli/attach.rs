@@ -79,3 +79,25 @@ fn limits_that_no_clock_can_hold_are_refused_with_their_bounds() {
         assert!(said.contains(words) && said.contains(arguments[2]), "{said}");
     }
 }
+
+#[test]
+fn a_wrong_key_is_the_users_matter() {
+    let fake = FakeEngine::start();
+    fake.otherwise(Reply::json(401, json!({"error": {"message": "who are you?"}})));
+    let folder = tempfile::tempdir().unwrap();
+    let all = every_command(folder.path(), &fake.url());
+    // What stands behind `serve` is asked with the clients' own keys.
+    for (name, found, said) in all.into_iter().filter(|(name, ..)| *name != "serve") {
+        assert_eq!(found, Some(2), "{name}: {said}");
+        let mut lines = said.lines();
+        let line = lines.next().unwrap();
+        assert!(line.starts_with(&format!("oclaw {name}: `{}", fake.url())), "{name}: {said}");
+        assert!(line.ends_with("refused the key (401): who are you?"), "{name}: {said}");
+        assert_eq!(
+            lines.next(),
+            Some("hint: give the key by `--engine-key-file` or the environment"),
+            "{name}"
+        );
+        assert_eq!(lines.next(), None, "{name}");
+    }
+}

@@ -206,7 +206,7 @@ fn usage_and_absence_have_their_exit_codes() {
         (["--judge-engine", &url], "`--judge-engine` says nothing without `--by judge`"),
         (["--temperature", "1"], "`--temperature` says nothing with `--by log-prob`"),
     ] {
-        fails(&url, &[&["--receipt", &receipt], &further[..]].concat(), 2, words);
+        fails(&url, &[&["--receipt", &receipt][..], &further[..]].concat(), 2, words);
     }
     fails(
         &url,

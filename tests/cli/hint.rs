@@ -132,3 +132,22 @@ fn hints_that_must_not_pass() {
     oclaw().args(flags).args([&output, &input]).assert().code(3);
     assert_eq!(hints(&read(&output)[0]), ["Say it in one sentence."]);
 }
+
+#[cfg(feature = "torch")]
+#[test]
+fn a_model_in_this_process_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (table(folder.path()), folder.path().join("hinted.parquet"));
+    oclaw()
+        .args(["hint", "--votes", "1", "--max-tokens", "4", "--model"])
+        .arg(crate::harness::fixture_models().join("tiny-qwen3"))
+        .arg("-o")
+        .args([&output, &input])
+        .assert()
+        .code(3);
+    let turns = read(&output);
+    // Four tokens of noise are no hint, and say so.
+    assert_eq!((turns[0].hint_votes.as_ref(), turns[0].hints.as_ref()), (Some(&vec![None]), None));
+    let reason = turns[0].hint_error.as_deref().unwrap();
+    assert!(["truncated", "unreadable"].contains(&reason), "{reason}");
+}

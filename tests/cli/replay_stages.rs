@@ -172,3 +172,29 @@ fn what_cannot_be_made_again_is_told() {
     let told = String::from_utf8(both.get_output().stderr.clone()).unwrap();
     assert!(told.contains("'--stages <RUN>' cannot be used with '--engine <URL>'"), "{told}");
 }
+
+#[cfg(feature = "torch")]
+#[test]
+fn a_teachers_numbers_are_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path());
+    std::fs::remove_file(folder.path().join("ready.parquet")).unwrap();
+    let model = fixture("models/tiny-qwen3").display().to_string();
+    let taught = ["teacher-lp", "hinted.parquet", "--model", &model, "-o", "taught.parquet"];
+    stage(folder.path(), &taught);
+    let same = replay(folder.path(), &["--output-format", "json"]).success();
+    let verdicts = verdicts(&same);
+    assert_eq!(verdicts, pairs(&[("judge", "same"), ("hint", "same"), ("teacher-lp", "same")]));
+    let writers = [Writer::Serve, Writer::Judge, Writer::Hint, Writer::TeacherLp];
+    rewrite(&folder.path().join("taught.parquet"), &writers, |turns, _| {
+        let numbers = turns.iter_mut().filter_map(|turn| turn.teacher_log_probs.as_mut());
+        let first = numbers.flatten().flatten().flatten().next().unwrap();
+        *first -= 0.5;
+    });
+    let changed = lines(&replay(folder.path(), &["--output-format", "json"]).code(3));
+    assert_eq!(
+        (&changed[1]["verdict"], &changed[2]["verdict"]),
+        (&json!("same"), &json!("changed"))
+    );
+    assert_eq!(changed[2]["columns"], json!({"teacher_log_probs": 1}));
+}

@@ -148,7 +148,11 @@ fn a_full_disk_is_told() {
     let viewed = Viewed::new(&STAGES, &[finished("abc", 1)]);
     // A stage says where its table came from: there is provenance to be written.
     let judged = viewed.folder.path().join("judged.parquet");
-    oclaw().args(["judge", "--rules", "--replace", "-o"]).args([&judged, &viewed.path()]).assert().success();
+    oclaw()
+        .args(["judge", "--rules", "--replace", "-o"])
+        .args([&judged, &viewed.path()])
+        .assert()
+        .success();
     for format in ["--json", "--csv", "--columns=turn", "--provenance", "--schema", "--count=9"] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_oclaw"));

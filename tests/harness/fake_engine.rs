@@ -5,7 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -58,6 +58,7 @@ pub(crate) struct Seen {
     pub(crate) path: String,
     pub(crate) authorization: Option<String>,
     pub(crate) body: Value,
+    pub(crate) at: Instant,
 }
 
 #[derive(Default)]
@@ -201,7 +202,8 @@ async fn answer(
         headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
     let held = {
         let mut inside = shared.inside.lock().unwrap();
-        let seen = Seen { path: path.clone(), authorization, body: body.clone() };
+        let seen =
+            Seen { path: path.clone(), authorization, body: body.clone(), at: Instant::now() };
         inside.seen.push(seen);
         shared.arrival.notify_all();
         match &mut inside.held {

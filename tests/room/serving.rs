@@ -1,5 +1,6 @@
 //! The embedded engine through real sockets, on the tiny models.
 
+mod control;
 mod members;
 
 use std::path::{Path, PathBuf};

@@ -38,7 +38,8 @@ fn an_untrainable_answer_stays_one() {
         fake.on(CHAT, [sampled(counted)]);
         let further = ["--temperature", "0.5", "--sampling-seed", "9", "--max-tokens", "7"];
         replay(folder.path(), &[&arguments[..], &further].concat()).success();
-        let [row] = &saved(folder.path())[..] else { panic!("one row") };
+        let rows = saved(folder.path());
+        let [row] = &rows[..] else { panic!("one row") };
         assert_eq!(row.untrainable_reason.as_deref(), reason);
         assert_eq!(row.usage_completion_tokens, Some(counted));
         assert_eq!(row.response_ids.as_deref(), Some(&[3, 4][..]));
@@ -59,7 +60,8 @@ fn an_untrainable_answer_stays_one() {
     // What the server did not tell is not known.
     let url = scripted(counts);
     replay(folder.path(), &["--engine", &url, "--save", "new.parquet"]).success();
-    let [row] = &saved(folder.path())[..] else { panic!("one row") };
+    let rows = saved(folder.path());
+    let [row] = &rows[..] else { panic!("one row") };
     assert_eq!(row.untrainable_reason.as_deref(), Some("no_token_ids"));
     assert_eq!((row.response_ids.as_ref(), row.token_source), (None, TokenSource::None));
     assert_eq!((row.sampling.log_prob_kind, &*row.model), (LogProbKind::Unknown, "scripted"));

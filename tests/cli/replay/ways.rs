@@ -72,7 +72,7 @@ fn what_would_be_ignored_is_refused() {
         (&["--judge-engine", &url], "`--judge-engine` says nothing without `--by judge`"),
         (&["--judge-votes", "3"], "required arguments were not provided:\n  --judge-engine <URL>"),
     ] {
-        let misused = replay(folder.path(), &[&engine, further].concat()).code(2);
+        let misused = replay(folder.path(), &[&engine[..], further].concat()).code(2);
         assert!(stderr(&misused).contains(words), "{further:?}: {}", stderr(&misused));
     }
     for flag in [
@@ -117,6 +117,33 @@ fn nobody_waits_for_an_engine_that_is_gone() {
     let done = command.timeout(crate::harness::PATIENCE).assert().code(4);
     let summary = &lines(&done)[3]["summary"];
     assert_eq!(summary["not_compared"], json!({"the engine was away": 2}));
+}
+
+/// Two sessions that were recorded at one time are asked in their order, no turn
+/// before its time.
+#[test]
+fn the_recorded_order_and_pauses_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |session: &str, number: u32, second: i64| {
+        let said = format!("{session}{number}");
+        let turn = turn(session, number, &[message("user", &said)], "1");
+        Turn { created_at: Micros(1_764_423_296_000_000 + second * 1_000_000), ..turn }
+    };
+    record(folder.path(), &[at("a", 1, 0), at("a", 2, 2), at("b", 1, 1), at("b", 2, 3)]);
+    let fake = judge(Reply::json(200, says("1", "stop").1));
+    let url = fake.url();
+    let began = std::time::Instant::now();
+    replay(folder.path(), &["--engine", &url, "--pace", "recorded", "--speed", "4"]).success();
+    let asked = fake.seen().into_iter().filter(|seen| seen.path == CHAT);
+    let asked: Vec<_> = asked
+        .map(|seen| (seen.body["messages"][0]["content"].as_str().unwrap().to_owned(), seen.at))
+        .collect();
+    let order: Vec<_> = asked.iter().map(|(said, _)| said.as_str()).collect();
+    assert_eq!(order, ["a1", "b1", "a2", "b2"]);
+    for (number, (said, at)) in asked.iter().enumerate() {
+        let due = std::time::Duration::from_millis(250 * number as u64);
+        assert!(*at - began >= due, "{said} came too early");
+    }
 }
 
 #[cfg(feature = "torch")]
