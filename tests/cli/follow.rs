@@ -278,6 +278,16 @@ fn a_stage_that_has_not_run_fails_the_shard() {
 }
 
 #[test]
+fn what_advantage_warns_of_is_said_here_too() {
+    let run = Run::new();
+    let writers = [Writer::Serve, Writer::Judge, Writer::Hint, Writer::TeacherLp];
+    write(&run.at("turns/a.parquet"), Format::Parquet, &writers, &turns_of("a", 100, 2));
+    let ran = run.command("advantage", ("turns", "ready")).arg("--once").assert().success();
+    let words = talk(ran.get_output());
+    assert!(words.contains("warning: no row carries a signal"), "{words}");
+}
+
+#[test]
 fn killed_and_started_again() {
     let (run, fake) = (Run::new(), judge());
     run.shard("a.parquet", 100, 2);

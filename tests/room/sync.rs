@@ -217,3 +217,22 @@ fn a_policy_is_a_whole_folder_with_a_version() {
     std::fs::remove_file(path.join("config.json")).unwrap();
     assert!(refused(&path).ends_with("it has no `config.json`"));
 }
+
+#[test]
+fn what_a_killed_rollback_left_stops_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    for step in ["step-000001", "step-000002"] {
+        let policy = folder.path().join(step);
+        std::fs::create_dir(&policy).unwrap();
+        std::fs::write(policy.join("config.json"), "{}").unwrap();
+        std::fs::write(policy.join("model.safetensors"), "").unwrap();
+    }
+    let latest = folder.path().join("latest");
+    std::os::unix::fs::symlink("step-000002", &latest).unwrap();
+    let aside = folder.path().join(format!(".tmp-latest-{}", std::process::id()));
+    std::os::unix::fs::symlink("nowhere", &aside).unwrap();
+    oclaw::sync::Rollback::plan(folder.path()).unwrap().commit().unwrap();
+    assert_eq!(std::fs::read_link(&latest).unwrap(), std::path::Path::new("step-000001"));
+    assert!(folder.path().join("step-000002").join(oclaw::sync::WITHDRAWN).exists());
+    assert!(std::fs::symlink_metadata(&aside).is_err());
+}
