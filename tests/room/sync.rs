@@ -222,17 +222,14 @@ fn a_policy_is_a_whole_folder_with_a_version() {
 fn what_a_killed_rollback_left_stops_no_other() {
     let folder = tempfile::tempdir().unwrap();
     for step in ["step-000001", "step-000002"] {
-        let policy = folder.path().join(step);
-        std::fs::create_dir(&policy).unwrap();
-        std::fs::write(policy.join("config.json"), "{}").unwrap();
-        std::fs::write(policy.join("model.safetensors"), "").unwrap();
+        policy_in(folder.path(), step);
     }
     let latest = folder.path().join("latest");
     std::os::unix::fs::symlink("step-000002", &latest).unwrap();
     let aside = folder.path().join(format!(".tmp-latest-{}", std::process::id()));
     std::os::unix::fs::symlink("nowhere", &aside).unwrap();
-    oclaw::sync::Rollback::plan(folder.path()).unwrap().commit().unwrap();
-    assert_eq!(std::fs::read_link(&latest).unwrap(), std::path::Path::new("step-000001"));
-    assert!(folder.path().join("step-000002").join(oclaw::sync::WITHDRAWN).exists());
+    sync::Rollback::plan(folder.path()).unwrap().commit().unwrap();
+    assert_eq!(std::fs::read_link(&latest).unwrap(), Path::new("step-000001"));
+    assert!(folder.path().join("step-000002").join(sync::WITHDRAWN).exists());
     assert!(std::fs::symlink_metadata(&aside).is_err());
 }
