@@ -1,5 +1,7 @@
 //! `oclaw teacher-lp`.
 
+#[cfg(feature = "torch")]
+mod ahead;
 mod foretell;
 mod keeper;
 #[cfg(feature = "torch")]
@@ -8,6 +10,7 @@ mod local;
 #[path = "teacher_lp/no_local.rs"]
 mod local;
 mod scorer;
+mod whom;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -167,7 +170,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             check_tokenizer(&source, &chat, &folder, &|text| context.say(text))?;
             let with = with(scorer().await?);
             let tally = with.table(source, &files.output()).await?;
-            context.conclude(with.counts.into_inner().table(&tally, with.scorer.meter()));
+            context.conclude(with.counts.into_inner().table(&tally, &with.scorer));
             return Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done });
         };
         let Some(scorer) = route.patiently(scorer).await? else { return Ok(Exit::Done) };
@@ -175,7 +178,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         let with = with(scorer);
         let shard = async |source, output: &Output| with.shard(source, output).await;
         let followed = route.run(shard, || with.scorer.meter().is_spent(1)).await?;
-        let table = with.counts.borrow().table(&followed.tally, with.scorer.meter());
+        let table = with.counts.borrow().table(&followed.tally, &with.scorer);
         route.conclude(followed, table)
     })
 }
@@ -308,7 +311,7 @@ impl Counts {
         }
     }
 
-    fn table(&self, tally: &Tally, meter: &Meter) -> Table {
+    fn table(&self, tally: &Tally, scorer: &Scorer) -> Table {
         let mut table = asking::closing_table();
         table.add_row(["turns".to_owned(), tally.rows.to_string()]);
         if tally.kept > 0 {
@@ -325,7 +328,7 @@ impl Counts {
         if others > 0 {
             table.add_row(["failed: for other reasons".to_owned(), others.to_string()]);
         }
-        meter.rows(&mut table);
+        scorer.rows(&mut table);
         table
     }
 }

@@ -4,28 +4,72 @@
 #
 #   scripts/bench.sh            every part
 #   scripts/bench.sh startup    `oclaw --help` in both builds
+#   scripts/bench.sh annotate   `oclaw judge` against a judge that takes 50 ms, beside asyncio + httpx
+#   scripts/bench.sh score      log-probs of SmolLM2-135M in this process, beside transformers
+#
+# PROFILE=dev takes the quick build, for a look only: our own code is then not
+# optimised, what it calls is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+profile=${PROFILE:-release}
+built=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 parts=("$@")
-[ $# -gt 0 ] || parts=(startup)
+[ $# -gt 0 ] || parts=(startup annotate score)
 
 build_both() {
-  mkdir -p target/bench
-  cargo build --quiet --release --no-default-features
-  cp target/release/oclaw target/bench/oclaw-without-torch
-  cargo build --quiet --release
-  cp target/release/oclaw target/bench/oclaw
+  build_without_torch
+  cargo build --quiet --profile "$profile"
+  cp "$built/oclaw" target/bench/oclaw
 }
 
+build_without_torch() {
+  cargo build --quiet --profile "$profile" --no-default-features
+  cp "$built/oclaw" target/bench/oclaw-without-torch
+}
+
+# Prints the program of a bench target, and builds it first.
+bench_target() { # NAME [CARGO FLAG…]
+  local name=$1
+  shift
+  cargo build --quiet --profile "$profile" --bench "$name" --message-format=json "$@" |
+    python3 -c 'import json, sys
+lines = [json.loads(line) for line in sys.stdin if line.startswith("{")]
+print([line["executable"] for line in lines if line.get("executable") and line["target"]["kind"] == ["bench"]][-1])'
+}
+
+# A Python under target/ with what a peer needs.
+peer_python() { # NAME PACKAGE…
+  local name=$1 folder="target/bench/$1"
+  shift
+  if [ ! -e "$folder/.complete" ]; then
+    python3 -m venv "$folder"
+    "$folder/bin/pip" install --quiet --disable-pip-version-check "$@" >&2
+    touch "$folder/.complete"
+  fi
+  printf '%s/bin/python3\n' "$folder"
+}
+
+mkdir -p target/bench
 for part in "${parts[@]}"; do
   case $part in
     startup)
       build_both
       python3 scripts/bench/startup.py target/bench/oclaw target/bench/oclaw-without-torch
       ;;
+    annotate)
+      build_without_torch
+      program=$(bench_target annotate --no-default-features)
+      python3 scripts/bench/annotate.py target/bench/oclaw-without-torch "$program" "$(peer_python httpx httpx)"
+      ;;
+    score)
+      scripts/fetch-model.sh smollm2-135m
+      program=$(bench_target score)
+      peer=$(peer_python transformers torch==2.13.0 transformers)
+      python3 scripts/bench/score.py "$program" "$peer" models/SmolLM2-135M-Instruct
+      ;;
     *)
-      echo "bench: no part \`$part\`; parts are: startup" >&2
+      echo "bench: no part \`$part\`; parts are: startup, annotate, score" >&2
       exit 2
       ;;
   esac

@@ -9,10 +9,12 @@
 //! weights are a new `Model`. Absent on purpose: optimisers, losses, stop rules,
 //! chat templates, atomic files (the caller writes aside and renames).
 
+mod attention;
 mod cache;
 mod checkpoint;
 pub mod config;
 mod decoder;
+mod prefix;
 mod rotary;
 pub mod sampler;
 mod score;
@@ -348,6 +350,24 @@ impl Model {
     /// Returns log-probs of tokens that are already there. No gradient.
     pub fn score(&self, requests: &[Score]) -> Vec<Scored> {
         tch::no_grad(|| score::score(&self.decoder, requests))
+    }
+
+    /// Runs sequences and calls `take` with the place of each and what
+    /// [`Model::read`] needs to know of it from a position on. A beginning that
+    /// several share is computed once. They come in any order, as soon as they are
+    /// there; whoever keeps some had better copy them. Returns how many tokens were
+    /// computed. No gradient.
+    pub fn each_states(
+        &self,
+        sequences: &[(&[i64], usize)],
+        take: impl FnMut(usize, Tensor),
+    ) -> usize {
+        tch::no_grad(|| score::each_states(&self.decoder, sequences, take))
+    }
+
+    /// Scores a sequence by its states, as [`Model::score`] does.
+    pub fn read(&self, states: &Tensor, request: &Score) -> Scored {
+        tch::no_grad(|| score::read(&self.decoder, states, request))
     }
 
     /// Writes the weights into `out` with the tensor names, shapes, files and,

@@ -48,6 +48,9 @@ pub struct ScoreRequest {
     pub top_k: usize,
     /// Ids wanted at each position besides, row-major `[R, c]`; empty for none.
     pub chosen: Vec<i32>,
+    /// What the teacher will be asked about next, each with where its response
+    /// begins: a scorer that is teacher and student in one may compute it along.
+    pub ahead: Vec<(Vec<i32>, usize)>,
 }
 
 /// What a [`ScoreRequest`] found. R is `ids.len() - start`.
@@ -108,9 +111,9 @@ pub async fn teach<E: Display>(
         return turn;
     }
     let temperature = if teacher.tempers { temperature(&turn) } else { 1.0 };
-    let ask = async |asked, Sequence { ids, start }: Sequence, chosen| {
+    let ask = async |asked, Sequence { ids, start }: Sequence, chosen, ahead| {
         let top_k = usize::from(teacher.topk);
-        let request = ScoreRequest { asked, ids, start, temperature, top_k, chosen };
+        let request = ScoreRequest { asked, ids, start, temperature, top_k, chosen, ahead };
         let scores = score(request.clone()).await.map_err(|error| error.to_string())?;
         checked(scores, &request, teacher.vocabulary)
     };
@@ -121,7 +124,12 @@ pub async fn teach<E: Display>(
         .collect();
     let student = match plan.as_ref().map(Plan::plain) {
         Ok(plain) if teacher.topk > 0 && sequences.iter().any(Result::is_ok) => match plain {
-            Ok(plain) => ask(Asked::Student(turn.weight_version.clone()), plain, Vec::new()).await,
+            Ok(plain) => {
+                let known = sequences.iter().flatten();
+                let ahead = known.map(|sequence| (sequence.ids.clone(), sequence.start)).collect();
+                let student = Asked::Student(turn.weight_version.clone());
+                ask(student, plain, Vec::new(), ahead).await
+            }
             Err(error) => Err(error),
         },
         _ => Ok(Scores::default()),
@@ -130,7 +138,7 @@ pub async fn teach<E: Display>(
     let candidates = join_all(sequences.into_iter().map(async |sequence| {
         let sequence = sequence?;
         let chosen = student.as_ref().map_err(Clone::clone)?.top_ids.clone();
-        ask(Asked::Teacher, sequence, chosen).await
+        ask(Asked::Teacher, sequence, chosen, Vec::new()).await
     }));
     let candidates = candidates.await;
     turn.teacher = Some(teacher.name.to_owned());

@@ -10,7 +10,7 @@ use oclaw::teacher_lp::{self, Asked, ScoreRequest, Teacher};
 use oclaw::template::Chat;
 use oclaw::trajectory::{Turn, Writer};
 
-use super::{Args, check_tokenizer, keeper, scorer, vocabulary};
+use super::{Args, check_tokenizer, keeper, vocabulary, whom};
 use crate::answers::Answers;
 use crate::common::Context;
 use crate::forecast::{self, Expected};
@@ -27,11 +27,11 @@ pub(super) async fn foretell(
     let mut plan = args.files.plan(context, Writer::TeacherLp, &source)?;
     plan.needs = &["hints"];
     let answers = Answers::peek(&args.keeping, &context.command)?;
-    let (of_teacher, of_student) = scorer::known(args, &answers).await?;
+    let (of_teacher, of_student) = whom::known(args, &answers).await?;
     let teacher = Teacher {
         chat,
         name: "",
-        tempers: scorer::all_local(args),
+        tempers: whom::all_local(args),
         topk: args.topk,
         vocabulary: vocabulary(chat, folder),
     };

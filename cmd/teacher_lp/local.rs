@@ -2,8 +2,10 @@
 //! come in meanwhile.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use oclaw::model::{Dtype, Error, LoadOptions, Model, Score, Scored};
 use oclaw::teacher_lp::{ScoreRequest, Scores};
@@ -11,10 +13,14 @@ use oclaw::train::read_record;
 use tokio::sync::oneshot;
 
 use super::DtypeName;
-use super::scorer::folder_name;
+use super::ahead::Ahead;
+use super::whom::folder_name;
 
 /// So many requests are taken together; a model splits them by tokens.
 const TOGETHER: usize = 64;
+/// The requests of one turn, which begin alike, come one after another: so long
+/// without another and the turn's are all there.
+const LULL: Duration = Duration::from_millis(2);
 /// So many models are kept: a teacher, the policy of today and that of yesterday.
 const MOST_MODELS: usize = 3;
 
@@ -23,6 +29,14 @@ type Answer = Result<Scores, String>;
 /// A handle on the scoring thread, which ends when the handle is dropped.
 pub(super) struct Local {
     jobs: mpsc::Sender<Job>,
+    work: Arc<Work>,
+}
+
+/// Tokens of sequences that were scored, and those that were computed for it.
+#[derive(Debug, Default)]
+struct Work {
+    scored: AtomicU64,
+    computed: AtomicU64,
 }
 
 enum Job {
@@ -40,11 +54,20 @@ impl Local {
             DtypeName::F32 => Some(Dtype::F32),
             DtypeName::Bf16 => Some(Dtype::Bf16),
         };
-        let mut shelf = Shelf { dtype, models: Vec::new() };
+        let work = Arc::<Work>::default();
+        let mut shelf =
+            Shelf { dtype, models: Vec::new(), ahead: Ahead::default(), work: work.clone() };
         thread::Builder::new()
             .name("teacher".to_owned())
             .spawn(move || serve(&mut shelf, &waiting))?;
-        Ok(Self { jobs })
+        Ok(Self { jobs, work })
+    }
+
+    /// Returns how many tokens were scored, and how many had to be computed: what
+    /// several sequences begin with is computed once.
+    pub(super) fn work(&self) -> (u64, u64) {
+        let Work { scored, computed } = &*self.work;
+        (scored.load(Ordering::Relaxed), computed.load(Ordering::Relaxed))
     }
 
     /// Loads the model of a folder.
@@ -69,10 +92,12 @@ const GONE: &str = "the scoring thread has ended";
 struct Shelf {
     dtype: Option<Dtype>,
     models: Vec<(PathBuf, Model)>,
+    ahead: Ahead,
+    work: Arc<Work>,
 }
 
 impl Shelf {
-    fn get(&mut self, folder: &Path) -> Result<&Model, Error> {
+    fn get(&mut self, folder: &Path) -> Result<(&Model, &mut Ahead), Error> {
         let model = match self.models.iter().position(|(known, _)| known == folder) {
             Some(place) => self.models.remove(place).1,
             None => {
@@ -85,14 +110,15 @@ impl Shelf {
         };
         let last = self.models.len();
         self.models.push((folder.to_owned(), model));
-        Ok(&self.models[last].1)
+        Ok((&self.models[last].1, &mut self.ahead))
     }
 }
 
 fn serve(shelf: &mut Shelf, waiting: &mpsc::Receiver<Job>) {
     while let Ok(first) = waiting.recv() {
         let mut batches: Vec<Batch> = Vec::new();
-        for job in std::iter::once(first).chain(waiting.try_iter()).take(TOGETHER) {
+        let more = std::iter::from_fn(|| waiting.recv_timeout(LULL).ok());
+        for job in std::iter::once(first).chain(more).take(TOGETHER) {
             match job {
                 // Whoever no longer waits for an answer needs none.
                 Job::Load(folder, answer) => drop(answer.send(shelf.get(&folder).map(|_| ()))),
@@ -118,8 +144,9 @@ struct Batch {
 
 impl Batch {
     fn score(self, shelf: &mut Shelf) {
-        let model = match shelf.get(&self.folder) {
-            Ok(model) => model,
+        let work = shelf.work.clone();
+        let (model, ahead) = match shelf.get(&self.folder) {
+            Ok(found) => found,
             Err(error) => {
                 for (_, answer) in self.requests {
                     drop(answer.send(Err(error.to_string())));
@@ -127,33 +154,59 @@ impl Batch {
                 return;
             }
         };
-        let mut answers = Vec::new();
-        let mut scores = Vec::new();
+        let mut asked = Vec::new();
+        let mut coming = Vec::new();
         for (request, answer) in self.requests {
+            // What the teacher cannot take is told when it is asked.
+            let fit = request
+                .ahead
+                .iter()
+                .filter_map(|(ids, start)| Some((sequence(model, ids).ok()?, *start)));
+            coming.extend(fit);
+            work.scored.fetch_add(request.ids.len() as u64, Ordering::Relaxed);
             match prepared(model, &request) {
-                Ok(score) => {
-                    answers.push(answer);
-                    scores.push(score);
-                }
+                Ok(score) => match ahead.take(&self.folder, &score) {
+                    Some(states) => drop(answer.send(told(model.read(&states, &score)))),
+                    None => asked.push((score, Some(answer))),
+                },
                 Err(error) => drop(answer.send(Err(error))),
             }
         }
-        for (answer, scored) in answers.into_iter().zip(model.score(&scores)) {
-            drop(answer.send(told(scored)));
-        }
+        let of_asked = asked.iter().map(|(score, _)| (score.ids.clone(), score.start));
+        let sequences: Vec<_> = of_asked.chain(coming).collect();
+        let slices: Vec<_> = sequences.iter().map(|(ids, start)| (&ids[..], *start)).collect();
+        let computed = model.each_states(&slices, |place, states| match asked.get_mut(place) {
+            Some((score, answer)) => {
+                let scored = model.read(&states, score);
+                // Each place comes once.
+                if let Some(answer) = answer.take() {
+                    drop(answer.send(told(scored)));
+                }
+            }
+            None => {
+                let (ids, start) = &sequences[place];
+                ahead.keep(&self.folder, (ids, *start), states.copy());
+            }
+        });
+        work.computed.fetch_add(computed as u64, Ordering::Relaxed);
+    }
+}
+
+/// Returns ids that the model can take.
+fn sequence(model: &Model, ids: &[i32]) -> Result<Vec<i64>, String> {
+    let ids: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
+    model.check_ids(ids.iter().copied()).map_err(|error| error.to_string())?;
+    let most = model.config.max_position_embeddings;
+    match ids.len() as u64 > most as u64 {
+        true => Err(format!("{} tokens, the model takes {most}", ids.len())),
+        false => Ok(ids),
     }
 }
 
 fn prepared(model: &Model, request: &ScoreRequest) -> Result<Score, String> {
-    let wide = |ids: &[i32]| -> Vec<i64> { ids.iter().map(|id| i64::from(*id)).collect() };
-    let (ids, chosen) = (wide(&request.ids), wide(&request.chosen));
-    for ids in [&ids, &chosen] {
-        model.check_ids(ids.iter().copied()).map_err(|error| error.to_string())?;
-    }
-    let most = model.config.max_position_embeddings;
-    if ids.len() as u64 > most as u64 {
-        return Err(format!("{} tokens, the model takes {most}", ids.len()));
-    }
+    let ids = sequence(model, &request.ids)?;
+    let chosen: Vec<i64> = request.chosen.iter().map(|id| i64::from(*id)).collect();
+    model.check_ids(chosen.iter().copied()).map_err(|error| error.to_string())?;
     let ScoreRequest { start, temperature, top_k, .. } = *request;
     if top_k as u64 > model.config.vocab_size as u64 {
         return Err(format!("top {top_k} of {} ids", model.config.vocab_size));

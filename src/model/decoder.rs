@@ -6,8 +6,10 @@ use std::collections::HashMap;
 
 use tch::{Device, Kind, Tensor};
 
+use super::attention::{Back, Mask, attend};
 use super::cache::Cache;
 use super::config::Config;
+use super::prefix::Forest;
 use super::rotary::{Rotary, Rotation};
 use super::{Error, Family};
 
@@ -206,6 +208,15 @@ impl Decoder {
         })
     }
 
+    /// Runs packed sequences of which the beginnings may be shared.
+    pub(super) fn shared(&self, forest: &Forest) -> Tensor {
+        let backs: Vec<_> =
+            forest.segments.iter().map(|segment| Back::new(segment, self.device)).collect();
+        self.run(&Tensor::from_slice(&forest.ids), &forest.positions, |_, queries, keys, values| {
+            backs.iter().map(|back| back.attend(queries, keys, values)).collect()
+        })
+    }
+
     /// Returns the logits of hidden states.
     pub(super) fn head(&self, hidden: &Tensor) -> Tensor {
         let rows = hidden.size()[0];
@@ -292,41 +303,4 @@ fn pad_rows(x: &Tensor, rows: i64) -> Tensor {
     let mut size = x.size();
     size[0] = rows;
     Tensor::cat(&[x, &Tensor::zeros(&size, (x.kind(), x.device()))], 0)
-}
-
-/// Which keys a query may see.
-enum Mask {
-    /// All: a single query at the end.
-    None,
-    /// Those up to its own place; queries and keys start together.
-    Causal,
-    /// The same with keys that are older than the first query.
-    Given(Tensor),
-}
-
-impl Mask {
-    fn of(past: i64, added: i64, device: Device) -> Self {
-        match (past, added) {
-            (_, 1) => Self::None,
-            (0, _) => Self::Causal,
-            _ => {
-                let all = Tensor::ones([added, past + added], (Kind::Bool, device));
-                Self::Given(all.tril(past))
-            }
-        }
-    }
-}
-
-/// Attention of one sequence: `[1, heads, L, D]` queries over `[1, key heads,
-/// P, D]` keys and values, to `[L, heads * D]`.
-fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor, mask: &Mask) -> Tensor {
-    let (mask, causal) = match mask {
-        Mask::None => (None, false),
-        Mask::Causal => (None, true),
-        Mask::Given(mask) => (Some(mask), false),
-    };
-    let output =
-        Tensor::scaled_dot_product_attention(queries, keys, values, mask, 0.0, causal, None, true);
-    let length = queries.size()[2];
-    output.squeeze_dim(0).transpose(0, 1).reshape([length, -1])
 }

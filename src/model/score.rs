@@ -1,11 +1,13 @@
 //! Log-probs of tokens that are already there, for many sequences at once.
 
+use std::ops::Range;
+
 use tch::{Kind, Tensor};
 
 use super::decoder::Decoder;
+use super::prefix;
+use super::prefix::Leaf;
 
-/// Tokens that run through the layers together.
-const TOKEN_BUDGET: usize = 4096;
 /// Rows whose logits exist at the same time.
 const HEAD_ROWS: i64 = 512;
 
@@ -43,82 +45,109 @@ pub struct Scored {
 }
 
 pub(super) fn score(decoder: &Decoder, requests: &[Score]) -> Vec<Scored> {
-    let mut results = Vec::with_capacity(requests.len());
-    let mut rest = requests;
-    while !rest.is_empty() {
-        let mut tokens = 0;
-        // At least one, however long it is.
-        let fits = rest.iter().take_while(|request| {
-            let first = tokens == 0;
-            tokens += request.ids.len();
-            first || tokens <= TOKEN_BUDGET
-        });
-        let (batch, later) = rest.split_at(fits.count().max(1));
-        results.extend(score_batch(decoder, batch));
-        rest = later;
-    }
+    let sequences: Vec<_> =
+        requests.iter().map(|request| (request.ids.as_slice(), request.start)).collect();
+    let mut results = vec![Scored::default(); requests.len()];
+    each_states(decoder, &sequences, |place, states| {
+        results[place] = read(decoder, &states, &requests[place]);
+    });
     results
 }
 
-fn score_batch(decoder: &Decoder, requests: &[Score]) -> Vec<Scored> {
-    let ids: Vec<i64> = requests.iter().flat_map(|request| request.ids.iter().copied()).collect();
-    let lengths: Vec<i64> = requests.iter().map(|request| request.ids.len() as i64).collect();
-    if ids.is_empty() {
-        return vec![Scored::default(); requests.len()];
-    }
-    let hidden = decoder.hidden(&Tensor::from_slice(&ids), &lengths);
-    let mut offset = 0;
-    let scored = requests.iter().zip(&lengths).map(|(request, &length)| {
-        let first = request.start.max(1) as i64;
-        let mut scored = Scored::default();
-        // The row before a token predicts it.
-        let mut position = first;
-        while position < length {
-            let rows = HEAD_ROWS.min(length - position);
-            let hidden = hidden.narrow(0, offset + position - 1, rows);
-            let done = (position - first) as usize;
-            score_rows(&decoder.head(&hidden), request, done, &mut scored);
-            position += rows;
+/// Calls `take` with the place of each sequence and the final states that predict
+/// its tokens from a position on, `[R, H]`. A beginning that sequences share is
+/// computed once; no more than one layout is held. Returns how many tokens were
+/// computed.
+pub(super) fn each_states(
+    decoder: &Decoder,
+    sequences: &[(&[i64], usize)],
+    mut take: impl FnMut(usize, Tensor),
+) -> usize {
+    let ids: Vec<_> = sequences.iter().map(|(ids, _)| *ids).collect();
+    let mut computed = 0;
+    for forest in prefix::forests(&ids) {
+        if forest.ids.is_empty() {
+            continue;
         }
-        offset += length;
-        scored
-    });
-    scored.collect()
+        computed += forest.ids.len();
+        let hidden = decoder.shared(&forest);
+        for Leaf { place, path } in &forest.leaves {
+            let (ids, start) = sequences[*place];
+            // The row before a token predicts it.
+            let scored = start.max(1) as i64 - 1..(ids.len() as i64 - 1).max(0);
+            let runs = prefix::part(path, scored);
+            let run = |rows: &Range<i64>| hidden.narrow(0, rows.start, rows.end - rows.start);
+            match &runs[..] {
+                [] => take(*place, hidden.narrow(0, 0, 0)),
+                [rows] => take(*place, run(rows)),
+                several => {
+                    take(*place, Tensor::cat(&several.iter().map(run).collect::<Vec<_>>(), 0))
+                }
+            }
+        }
+    }
+    computed
+}
+
+/// Scores a sequence of which the states are there.
+pub(super) fn read(decoder: &Decoder, states: &Tensor, request: &Score) -> Scored {
+    let mut scored = Scored::default();
+    let total = states.size()[0];
+    let mut done = 0;
+    while done < total {
+        let rows = HEAD_ROWS.min(total - done);
+        let logits = decoder.head(&states.narrow(0, done, rows));
+        score_rows(logits, request, done as usize, &mut scored);
+        done += rows;
+    }
+    scored
 }
 
 /// Scores the rows of one chunk of logits; `done` rows came before it.
-fn score_rows(logits: &Tensor, request: &Score, done: usize, scored: &mut Scored) {
+fn score_rows(mut logits: Tensor, request: &Score, done: usize, scored: &mut Scored) {
     let rows = logits.size()[0];
     let device = logits.device();
-    let logits = match request.temperature {
-        0.0 | 1.0 => logits.shallow_clone(),
-        temperature => logits / f64::from(temperature),
-    };
-    let log_sum = logits.logsumexp([-1_i64].as_slice(), true);
-    let log_probs_at = |ids: &Tensor| logits.gather(1, ids, false) - &log_sum;
-
+    if !matches!(request.temperature, 0.0 | 1.0) {
+        let _ = logits.g_div_scalar_(f64::from(request.temperature));
+    }
     let first = request.start.max(1) + done;
     let own = &request.ids[first..first + rows as usize];
     let own = Tensor::from_slice(own).view([rows, 1]).to_device(device);
-    extend_f32(&mut scored.log_probs, &log_probs_at(&own));
-    if request.top_k > 0 {
-        let (values, ids) = logits.topk(request.top_k as i64, -1, true, true);
-        extend_f32(&mut scored.top_log_probs, &(values - &log_sum));
-        extend_i64(&mut scored.top_ids, &ids);
-    }
+    let own = logits.gather(1, &own, false);
     let scored_positions = request.ids.len() - request.start.max(1);
     let width = request.chosen.len() / scored_positions;
-    if width > 0 {
+    let chosen = (width > 0).then(|| {
         let chosen = &request.chosen[done * width..(done + rows as usize) * width];
         let chosen = Tensor::from_slice(chosen).view([rows, width as i64]).to_device(device);
-        extend_f32(&mut scored.chosen_log_probs, &log_probs_at(&chosen));
-    }
-    if request.entropy {
+        logits.gather(1, &chosen, false)
+    });
+    let top = (request.top_k > 0).then(|| logits.topk(request.top_k as i64, -1, true, true));
+    let log_sum = if request.entropy {
+        let log_sum = logits.logsumexp([-1_i64].as_slice(), true);
         let log_probs = &logits - &log_sum;
         let terms = log_probs.exp() * log_probs;
         let entropy = -terms.sum_dim_intlist([-1_i64].as_slice(), false, Kind::Float);
         extend_f32(&mut scored.entropy, &entropy);
+        log_sum
+    } else {
+        log_sum_exp(logits)
+    };
+    extend_f32(&mut scored.log_probs, &(own - &log_sum));
+    if let Some((values, ids)) = top {
+        extend_f32(&mut scored.top_log_probs, &(values - &log_sum));
+        extend_i64(&mut scored.top_ids, &ids);
     }
+    if let Some(chosen) = chosen {
+        extend_f32(&mut scored.chosen_log_probs, &(chosen - &log_sum));
+    }
+}
+
+/// Returns `[N, 1]`. Takes the logits' own memory to work in: at this size another
+/// is costlier to get than to fill.
+fn log_sum_exp(mut logits: Tensor) -> Tensor {
+    let most = logits.amax([-1_i64].as_slice(), true);
+    let sum = logits.g_sub_(&most).exp_().sum_dim_intlist([-1_i64].as_slice(), true, Kind::Float);
+    sum.log() + most
 }
 
 fn extend_f32(out: &mut Vec<f32>, tensor: &Tensor) {

@@ -4,6 +4,7 @@
 
 mod checkpoint;
 mod sampler;
+mod shared;
 
 use std::path::PathBuf;
 
