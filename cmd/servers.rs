@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
-use oclaw::engine::{EngineOptions, News, Tell};
+use comfy_table::Table;
+use oclaw::engine::{Account, EngineOptions, News, Tell};
 
 use crate::common::Context;
 use crate::embedded;
+use crate::visible::visible;
 
 /// Servers of one model.
 #[derive(clap::Args, Debug)]
@@ -52,6 +54,18 @@ impl Servers {
             ..with((*url).clone())
         };
         Ok(seen.iter().map(options).collect())
+    }
+}
+
+/// Adds what each of several servers did to a closing table.
+pub(crate) fn rows(accounts: &[Account], table: &mut Table) {
+    if accounts.len() < 2 {
+        return;
+    }
+    for Account { url, calls, failed, gone } in accounts {
+        let gone = if *gone { ", gone at the end" } else { "" };
+        let what = format!("{calls}, {failed} of them failed{gone}");
+        table.add_row([format!("calls of {}", visible(url)), what]);
     }
 }
 

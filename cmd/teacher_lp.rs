@@ -31,6 +31,7 @@ use crate::files::Files;
 use crate::follow::{Counting, Worked};
 use crate::progress;
 use crate::report::{Exit, Failure};
+use crate::servers::Servers;
 use crate::spending::{BUDGET, Budget, Meter};
 use crate::units;
 use crate::visible::visible;
@@ -46,8 +47,11 @@ use scorer::Scorer;
 /// hints or ids are left without; that is no failure.
 ///
 /// The teacher is a model run in this process (`--model`), or a server that can
-/// score given ids (`--engine`, SGLang or vLLM), which needs `--tokenizer`, the
-/// folder of the policy's tokenizer and chat template. `--model` divides logits
+/// score given ids (`--engine`, SGLang or vLLM; several of one model share the
+/// calls), which needs `--tokenizer`, the folder of the policy's tokenizer and chat
+/// template. In this process a beginning that sequences share, as the hints of a
+/// turn do, is computed once, which changes a log-prob by some 1e-5 at most, and
+/// more where products are bf16. `--model` divides logits
 /// by the row's sampling temperature where the row's own log-probs are of
 /// tempered logits; a server is raw, and `teacher_temperature` says 1.
 ///
@@ -71,17 +75,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     files: Files,
     /// Folder of the teacher
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "engine")]
     model: Option<PathBuf>,
-    /// Address of the teacher's server
-    #[arg(long, value_name = "URL", conflicts_with = "model", requires = "tokenizer")]
-    engine: Option<String>,
-    /// Name of the model there, if it has several
-    #[arg(long, value_name = "NAME", requires = "engine")]
-    engine_model: Option<String>,
-    /// File with the server's key
-    #[arg(long, value_name = "FILE", requires = "engine")]
-    engine_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    servers: Servers,
     /// Folder of the policy's tokenizer and chat template [default: that of --model]
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
@@ -130,19 +127,16 @@ pub(crate) enum DtypeName {
 
 /// Scores a table.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
-    let folder = match (&args.tokenizer, &args.model) {
-        (Some(folder), _) | (None, Some(folder)) => folder.clone(),
-        (None, None) => {
-            return Err(Failure::usage("no teacher")
-                .hint("give `--model DIR` or `--engine URL`")
-                .into());
-        }
-    };
-    if args.model.is_none() && args.engine.is_none() {
+    if args.model.is_none() && !args.servers.any() {
         return Err(Failure::usage("no teacher")
             .hint("give `--model DIR` or `--engine URL`")
             .into());
     }
+    let Some(folder) = args.tokenizer.clone().or_else(|| args.model.clone()) else {
+        return Err(Failure::usage("a server takes ids, and nobody here makes any")
+            .hint("give the folder of the policy's tokenizer and chat template by `--tokenizer`")
+            .into());
+    };
     let chat = Chat::load(&folder)?;
     if args.budget.dry_run {
         return context.block_on(foretell::foretell(&args, context, (&chat, &folder)));

@@ -39,10 +39,10 @@ def score(model, sequences, size, top_k):
             found = []
             for first in range(0, len(own), HEAD_ROWS):
                 logits = model.lm_head(rows[first:first + HEAD_ROWS]).float()
-                log_sum = logits.logsumexp(-1, keepdim=True)
-                found.append(logits.gather(1, own[first:first + HEAD_ROWS, None]) - log_sum)
+                log_probs = logits.log_softmax(-1)
+                found.append(log_probs.gather(1, own[first:first + HEAD_ROWS, None]))
                 if top_k:
-                    logits.topk(top_k)
+                    log_probs.topk(top_k)
             means[place] = float(torch.cat(found).mean())
     return means
 

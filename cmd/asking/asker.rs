@@ -18,6 +18,7 @@ use super::absent::Absent;
 use crate::answers::Answers;
 use crate::away::Away;
 use crate::embedded::Embedded;
+use crate::servers;
 use crate::spending::{Meter, Spent, Tokens, guess};
 use crate::visible::visible;
 
@@ -226,14 +227,7 @@ impl Calls {
             table.add_row([format!("calls without a verdict: {reason}"), count.to_string()]);
         }
         self.meter.rows(table);
-        if self.accounts.len() < 2 {
-            return;
-        }
-        for Account { url, calls, failed, gone } in &self.accounts {
-            let gone = if *gone { ", gone at the end" } else { "" };
-            let what = format!("{calls}, {failed} of them failed{gone}");
-            table.add_row([format!("calls of {}", visible(url)), what]);
-        }
+        servers::rows(&self.accounts, table);
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use comfy_table::Table;
 use oclaw::engine;
-use oclaw::engine::{Engine, EngineOptions};
+use oclaw::engine::{Engine, EngineOptions, Pool};
 use oclaw::stage::Tally;
 use oclaw::teacher_lp::{Asked, ScoreRequest, Scores};
 use oclaw::template::Chat;
@@ -23,6 +23,7 @@ use crate::away::Away;
 use crate::common::Context;
 use crate::embedded;
 use crate::report::Failure;
+use crate::servers;
 use crate::spending::Meter;
 
 /// Teacher and student.
@@ -46,8 +47,8 @@ pub(super) struct Scorer {
 /// Where numbers are computed.
 enum Place {
     Folder(PathBuf),
-    /// A server, and who it is for the keeper.
-    Engine(Engine, RefCell<Value>),
+    /// Servers of one model, and who they are for the keeper.
+    Servers(Pool, RefCell<Value>),
 }
 
 enum Student {
@@ -70,17 +71,14 @@ impl Scorer {
         let student_folder = student_folder(args)?;
         let needs_local = args.model.is_some() || student_folder.is_some() || args.policy.is_some();
         let local = needs_local.then(|| Local::start(args.dtype)).transpose()?;
-        let teacher = match (&args.engine, &args.model) {
-            (Some(url), _) => {
-                let key = embedded::key(&context.command, args.engine_key_file.as_deref())?;
-                let options =
-                    EngineOptions { key, model: args.engine_model.clone(), ..args.options(url) };
-                let engine = connect(options, args.topk, chat, context).await?;
-                let typed = (url.as_str(), args.engine_model.as_deref());
-                let whom = keeper.answers.of_engine(&engine, typed).await;
-                Place::Engine(engine, RefCell::new(whom))
+        let teacher = match (args.servers.any(), &args.model) {
+            (true, _) => {
+                let options = args.servers.options(context, |url| args.options(&url))?;
+                let pool = connect(options, args.topk, chat, context).await?;
+                let whom = keeper.answers.of_pool(&pool, args.servers.typed()).await?;
+                Place::Servers(pool, RefCell::new(whom))
             }
-            (None, folder) => Place::Folder(folder.clone().unwrap_or_default()),
+            (false, folder) => Place::Folder(folder.clone().unwrap_or_default()),
         };
         let student = match (&args.student, student_folder) {
             _ if args.topk == 0 => Student::None,
@@ -96,11 +94,12 @@ impl Scorer {
                     model: args.student_model.clone(),
                     ..args.options(&url.to_string_lossy())
                 };
-                let engine = connect(options, args.topk, chat, context).await?;
-                let name = engine.model().unwrap_or_default().to_owned();
-                let typed = (&*url.to_string_lossy(), args.student_model.as_deref());
-                let whom = keeper.answers.of_engine(&engine, typed).await;
-                Student::Fixed(Place::Engine(engine, RefCell::new(whom)), name)
+                let pool = connect(vec![options], args.topk, chat, context).await?;
+                let name = pool.model().unwrap_or_default();
+                let url = url.to_string_lossy();
+                let typed = [(&*url, args.student_model.as_deref())];
+                let whom = keeper.answers.of_pool(&pool, typed.into_iter()).await?;
+                Student::Fixed(Place::Servers(pool, RefCell::new(whom)), name)
             }
             (None, None) => {
                 let policies = args.policy.clone().unwrap_or_default();
@@ -117,7 +116,7 @@ impl Scorer {
         }
         let name = match &teacher {
             Place::Folder(folder) => folder_name(folder),
-            Place::Engine(engine, _) => engine.model().unwrap_or_default().to_owned(),
+            Place::Servers(pool, _) => pool.model().unwrap_or_default(),
         };
         Ok(Self {
             name,
@@ -147,6 +146,9 @@ impl Scorer {
             table.add_row(["tokens computed, of those to score".to_owned(), share]);
         }
         self.meter().rows(table);
+        for (pool, _) in self.pools() {
+            servers::rows(&pool.accounts(), table);
+        }
     }
 
     /// Returns the teacher's name.
@@ -156,9 +158,7 @@ impl Scorer {
 
     /// Returns whether everybody can divide logits by a temperature.
     pub(super) fn tempers(&self) -> bool {
-        let engine = |place: &Place| matches!(place, Place::Engine(..));
-        let student = matches!(&self.student, Student::Fixed(place, _) if engine(place));
-        !engine(&self.teacher) && !student
+        self.pools().next().is_none()
     }
 
     /// Scores one request by whom it asks.
@@ -192,7 +192,7 @@ impl Scorer {
     fn one_with_teacher<'a>(&'a self, place: &'a Place, request: &mut ScoreRequest) -> &'a Place {
         let real = |place: &Place| match place {
             Place::Folder(folder) => std::fs::canonicalize(folder).ok(),
-            Place::Engine(..) => None,
+            Place::Servers(..) => None,
         };
         if real(place).is_some_and(|folder| real(&self.teacher) == Some(folder)) {
             return &self.teacher;
@@ -204,7 +204,7 @@ impl Scorer {
     /// Returns what a place says, or has said before.
     async fn at(&self, place: &Place, request: ScoreRequest) -> Result<Scores, String> {
         let whom = match place {
-            Place::Engine(_, whom) => whom.borrow().clone(),
+            Place::Servers(_, whom) => whom.borrow().clone(),
             Place::Folder(folder) => self.whom(folder).await.map_err(|error| error.to_string())?,
         };
         let compute = async |request| self.compute(place, request).await;
@@ -224,13 +224,14 @@ impl Scorer {
         match (place, &self.local) {
             (Place::Folder(folder), Some(local)) => local.score(folder.clone(), request).await,
             (Place::Folder(folder), None) => Err(format!("`{}` is not loaded", folder.display())),
-            (Place::Engine(engine, _), _) => {
+            (Place::Servers(pool, _), _) => {
                 let ScoreRequest { ids, start, top_k, chosen, .. } = request;
                 let request = engine::ScoreRequest { ids, start, top_k, chosen };
-                let scores = match engine.score(&request).await {
+                let score = async |engine: &Engine| engine.score(&request).await;
+                let scores = match pool.call(score).await {
                     Ok(scores) => scores,
                     Err(error) => {
-                        self.away.weigh(&error, self.ping(engine)).await;
+                        self.away.weigh(&error, self.ping(pool)).await;
                         return Err(error.to_string());
                     }
                 };
@@ -256,8 +257,8 @@ impl Scorer {
         shard: impl Future<Output = anyhow::Result<Tally>>,
     ) -> anyhow::Result<Result<Tally, String>> {
         let pings = async {
-            for (engine, _) in self.engines() {
-                self.ping(engine).await?;
+            for (pool, _) in self.pools() {
+                self.ping(pool).await?;
             }
             Ok(())
         };
@@ -265,8 +266,8 @@ impl Scorer {
             return Ok(Err(reason));
         }
         // Their weights may be others by now.
-        for (engine, whom) in self.engines() {
-            match self.away.weights(engine.weight_version().await) {
+        for (pool, whom) in self.pools() {
+            match self.away.weights(pool.weight_version().await) {
                 Ok(weights) => whom.borrow_mut()["weights"] = weights,
                 Err(reason) => return Ok(Err(reason)),
             }
@@ -281,16 +282,16 @@ impl Scorer {
         }
     }
 
-    fn engines(&self) -> impl Iterator<Item = (&Engine, &RefCell<Value>)> {
+    fn pools(&self) -> impl Iterator<Item = (&Pool, &RefCell<Value>)> {
         let fixed = if let Student::Fixed(place, _) = &self.student { Some(place) } else { None };
         std::iter::once(&self.teacher).chain(fixed).filter_map(|place| match place {
-            Place::Engine(engine, whom) => Some((engine, whom)),
+            Place::Servers(pool, whom) => Some((pool, whom)),
             Place::Folder(_) => None,
         })
     }
 
-    async fn ping(&self, engine: &Engine) -> Result<(), engine::Error> {
-        engine.score(&self.probe).await.map(|_| ())
+    async fn ping(&self, pool: &Pool) -> Result<(), engine::Error> {
+        pool.call(async |engine: &Engine| engine.score(&self.probe).await.map(|_| ())).await
     }
 
     /// Refuses a policy with another tokenizer.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use oclaw::engine;
-use oclaw::engine::{Dialect, Engine, EngineOptions, VLLM_MOST_TOP};
+use oclaw::engine::{Dialect, Engine, EngineOptions, Pool, VLLM_MOST_TOP};
 use oclaw::template::{Chat, Tokenizer};
 use serde_json::Value;
 
@@ -13,6 +13,7 @@ use super::Args;
 use crate::answers::Answers;
 use crate::common::Context;
 use crate::report::Failure;
+use crate::servers::teller;
 
 /// Returns who teacher and student are, as far as that is known without asking.
 pub(super) async fn known(
@@ -23,10 +24,10 @@ pub(super) async fn known(
         true => answers.of_folder(folder, &dtype(args)).await.map(Some),
         false => Ok(None),
     };
-    let teacher = match (&args.engine, &args.model) {
-        (Some(url), _) => answers.last_met([(url.as_str(), args.engine_model.as_deref())]),
-        (None, Some(folder)) => of_folder(folder).await?,
-        (None, None) => None,
+    let teacher = match (args.servers.any(), &args.model) {
+        (true, _) => answers.last_met(args.servers.typed()),
+        (false, Some(folder)) => of_folder(folder).await?,
+        (false, None) => None,
     };
     let student = match (student_folder(args)?, &args.student) {
         (Some(folder), _) => of_folder(&folder).await?,
@@ -40,7 +41,7 @@ pub(super) async fn known(
 
 /// Tells whether everybody who is asked runs in this process.
 pub(super) fn all_local(args: &Args) -> bool {
-    args.engine.is_none() && !args.student.as_deref().is_some_and(is_address)
+    !args.servers.any() && !args.student.as_deref().is_some_and(is_address)
 }
 
 pub(super) fn dtype(args: &Args) -> String {
@@ -68,29 +69,44 @@ pub(super) fn student_folder(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     }
 }
 
-/// Connects to a server and scores two tokens, so that what cannot score at all
-/// says so now and not once per hint. Says what it cannot do.
+/// Connects to servers of one model and has each score two tokens, so that what
+/// cannot score at all says so now and not once per hint. Says what they cannot do.
 pub(super) async fn connect(
-    options: EngineOptions,
+    options: Vec<EngineOptions>,
     topk: u16,
     chat: &Chat,
     context: &Context,
-) -> anyhow::Result<Engine> {
-    let engine = Engine::connect(options).await?;
-    engine.score(&probe(topk, chat)?).await.map_err(|error| match error {
-        error @ engine::Error::Unsupported { .. } => anyhow::Error::from(
-            Failure::usage(error.to_string())
-                .hint("SGLang, vLLM, `oclaw engine` and a model folder can"),
-        ),
-        error => error.into(),
-    })?;
-    if topk > 0 && engine.dialect() == Dialect::Vllm {
-        context.say(format!(
-            "`{}` tells the {VLLM_MOST_TOP} likeliest tokens only: a hint is unusable where the student's are others",
-            engine.url()
-        ));
+) -> anyhow::Result<Pool> {
+    let pool = Pool::connect(options, teller(context)).await?;
+    let probe = probe(topk, chat)?;
+    // The pool's own call is as patient as any other.
+    pool.call(async |engine: &Engine| engine.score(&probe).await).await.map_err(unable)?;
+    let engines = pool.engines();
+    for engine in &engines {
+        if engines.len() > 1 {
+            match engine.score(&probe).await {
+                // Left out when it is asked.
+                Err(error) if error.is_transient() => {}
+                tried => drop(tried.map_err(unable)?),
+            }
+        }
+        if topk > 0 && engine.dialect() == Dialect::Vllm {
+            context.say(format!(
+                "`{}` tells the {VLLM_MOST_TOP} likeliest tokens only: a hint is unusable where the student's are others",
+                engine.url()
+            ));
+        }
     }
-    Ok(engine)
+    Ok(pool)
+}
+
+fn unable(error: engine::Error) -> anyhow::Error {
+    match error {
+        error @ engine::Error::Unsupported { .. } => Failure::usage(error.to_string())
+            .hint("SGLang, vLLM, `oclaw engine` and a model folder can")
+            .into(),
+        error => error.into(),
+    }
 }
 
 /// Returns the request that a server is tried with.

@@ -41,6 +41,19 @@ impl Weights<'_> {
     }
 }
 
+/// So many rows make up for widening the weights each time.
+const WIDE_ROWS: i64 = 64;
+
+/// Tells whether rows are better multiplied in f32 by widened weights: without
+/// AVX-512, libtorch's bf16 products are several times slower than its f32 ones.
+fn widens(x: &Tensor) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let slow = !is_x86_feature_detected!("avx512bw") || !is_x86_feature_detected!("avx512vl");
+    #[cfg(not(target_arch = "x86_64"))]
+    let slow = false;
+    slow && x.device() == Device::Cpu && x.size()[0] >= WIDE_ROWS
+}
+
 #[derive(Debug)]
 struct Linear {
     weight: Tensor,
@@ -54,7 +67,17 @@ impl Linear {
         if kind == Kind::Float {
             return x.linear(&self.weight, self.bias.as_ref());
         }
-        let product = x.to_kind(kind).linear(&self.weight, None::<&Tensor>).to_kind(Kind::Float);
+        let rounded = x.to_kind(kind);
+        let product = match widens(x) {
+            // The product of two bf16 numbers is exact in f32, so only the order of
+            // the sums may differ from the other way.
+            true => {
+                let weight = self.weight.to_kind(Kind::Float);
+                rounded.to_kind(Kind::Float).linear(&weight, None::<&Tensor>).to_kind(kind)
+            }
+            false => rounded.linear(&self.weight, None::<&Tensor>),
+        };
+        let product = product.to_kind(Kind::Float);
         match &self.bias {
             Some(bias) => product + bias,
             None => product,

@@ -110,44 +110,30 @@ fn score_rows(mut logits: Tensor, request: &Score, done: usize, scored: &mut Sco
     if !matches!(request.temperature, 0.0 | 1.0) {
         let _ = logits.g_div_scalar_(f64::from(request.temperature));
     }
-    let first = request.start.max(1) + done;
-    let own = &request.ids[first..first + rows as usize];
-    let own = Tensor::from_slice(own).view([rows, 1]).to_device(device);
-    let own = logits.gather(1, &own, false);
-    let scored_positions = request.ids.len() - request.start.max(1);
-    let width = request.chosen.len() / scored_positions;
-    let chosen = (width > 0).then(|| {
-        let chosen = &request.chosen[done * width..(done + rows as usize) * width];
-        let chosen = Tensor::from_slice(chosen).view([rows, width as i64]).to_device(device);
-        logits.gather(1, &chosen, false)
-    });
-    let top = (request.top_k > 0).then(|| logits.topk(request.top_k as i64, -1, true, true));
-    let log_sum = if request.entropy {
-        let log_sum = logits.logsumexp([-1_i64].as_slice(), true);
-        let log_probs = &logits - &log_sum;
-        let terms = log_probs.exp() * log_probs;
-        let entropy = -terms.sum_dim_intlist([-1_i64].as_slice(), false, Kind::Float);
-        extend_f32(&mut scored.entropy, &entropy);
-        log_sum
-    } else {
-        log_sum_exp(logits)
+    // One kernel over the vocabulary; `logsumexp` would be three.
+    let log_probs = logits.log_softmax(-1, Kind::Float);
+    let at = |ids: &[i64]| {
+        let ids = Tensor::from_slice(ids).view([rows, -1]).to_device(device);
+        log_probs.gather(1, &ids, false)
     };
-    extend_f32(&mut scored.log_probs, &(own - &log_sum));
-    if let Some((values, ids)) = top {
-        extend_f32(&mut scored.top_log_probs, &(values - &log_sum));
+    let first = request.start.max(1) + done;
+    extend_f32(&mut scored.log_probs, &at(&request.ids[first..first + rows as usize]));
+    if request.top_k > 0 {
+        let (values, ids) = log_probs.topk(request.top_k as i64, -1, true, true);
+        extend_f32(&mut scored.top_log_probs, &values);
         extend_i64(&mut scored.top_ids, &ids);
     }
-    if let Some(chosen) = chosen {
-        extend_f32(&mut scored.chosen_log_probs, &(chosen - &log_sum));
+    let scored_positions = request.ids.len() - request.start.max(1);
+    let width = request.chosen.len() / scored_positions;
+    if width > 0 {
+        let chosen = &request.chosen[done * width..(done + rows as usize) * width];
+        extend_f32(&mut scored.chosen_log_probs, &at(chosen));
     }
-}
-
-/// Returns `[N, 1]`. Takes the logits' own memory to work in: at this size another
-/// is costlier to get than to fill.
-fn log_sum_exp(mut logits: Tensor) -> Tensor {
-    let most = logits.amax([-1_i64].as_slice(), true);
-    let sum = logits.g_sub_(&most).exp_().sum_dim_intlist([-1_i64].as_slice(), true, Kind::Float);
-    sum.log() + most
+    if request.entropy {
+        let terms = log_probs.exp() * &log_probs;
+        let entropy = -terms.sum_dim_intlist([-1_i64].as_slice(), false, Kind::Float);
+        extend_f32(&mut scored.entropy, &entropy);
+    }
 }
 
 fn extend_f32(out: &mut Vec<f32>, tensor: &Tensor) {
