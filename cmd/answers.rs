@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use oclaw::cache::{Cache, Error, Key, Question};
 use oclaw::engine;
-use oclaw::engine::{Engine, Pool};
+use oclaw::engine::Pool;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -184,23 +184,10 @@ impl Answers {
         }
     }
 
-    /// Says who a server is: its dialect, its model and, where it tells them, the
-    /// version of its weights. Its address is no part of it, for that changes.
-    /// `typed` is how the user named it, for a dry run to recognise it.
-    pub(crate) async fn of_engine(&self, engine: &Engine, typed: (&str, Option<&str>)) -> Value {
-        // What does not tell a version has none.
-        let weights = engine.weight_version().await.ok().flatten();
-        let whom = json!({
-            "dialect": engine.dialect().as_str(),
-            "model": engine.model(),
-            "weights": weights,
-        });
-        self.keep_as("engine", met(typed).vote(0), &whom).await;
-        whom
-    }
-
-    /// Says who servers of one model are: as [`Answers::of_engine`] does, for whoever
-    /// of them answers, it is the same model. Servers of several kinds, which may
+    /// Says who servers of one model are: their dialect, the model and, where they
+    /// tell it, the version of its weights. Their addresses are no part of it, for
+    /// those change, and whoever of them answers, it is the same model. `typed` is how
+    /// the user named them, for a dry run to recognise them. Servers of several kinds, which may
     /// sample otherwise, are all named. It is an error if their weights differ.
     pub(crate) async fn of_pool<'t>(
         &self,

@@ -4,7 +4,8 @@
 
 BENCH is the bench target `score`. Both programs stay loaded and take turns, so
 that whatever else the machine does falls on both; the best of each counts.
-TURNS, TYPES, SETS and TOP_K are taken from the environment.
+TURNS, TYPES, SETS and TOP_K are taken from the environment, and MOST, the number
+of sequences of a set.
 """
 
 import json
@@ -19,6 +20,7 @@ TURNS = int(os.environ.get("TURNS", 5))
 TYPES = os.environ.get("TYPES", "f32 bf16").split()
 SETS = os.environ.get("SETS", "distinct hinted").split()
 TOP_K = os.environ.get("TOP_K", "0")
+MOST = int(os.environ.get("MOST", 1000))
 
 
 class Program:
@@ -52,7 +54,8 @@ def main():
     bench, peer_python, model = sys.argv[1:]
     file = pathlib.Path("target/bench/sequences.json")
     subprocess.run([bench, "sequences", file], check=True)
-    sequences = json.loads(file.read_text())
+    sequences = {name: some[:MOST] for name, some in json.loads(file.read_text()).items()}
+    file.write_text(json.dumps(sequences))
     print(json.dumps({"machine": facts()}), flush=True)
     for name in SETS:
         tokens = sum(len(sequence["ids"]) for sequence in sequences[name])
