@@ -2,6 +2,7 @@
 //! that go away, signals, kills and restarts.
 
 mod away;
+mod servers;
 mod sync;
 #[cfg(feature = "torch")]
 mod train;
