@@ -99,7 +99,8 @@ impl Run<'_> {
         }
         // Another push is waited for like a server.
         let _lock = Lock::take(&policy, Duration::ZERO).await?;
-        if Policy::resolve(&latest, None)?.folder != policy.folder {
+        let wanted = shelf::newest(self.folder, self.shelf.as_ref()).await?;
+        if wanted.is_none_or(|wanted| wanted.folder != policy.folder) {
             // It moved while others pushed, perhaps back: what was looked at is not
             // what is wanted now.
             return Ok(());

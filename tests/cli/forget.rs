@@ -181,7 +181,7 @@ async fn a_session_is_gone_from_every_file() {
         assert_eq!(found.len(), expected, "{needle}: {found:?}");
     }
     assert!(!run.join("ready/b.parquet").exists());
-    assert_eq!(Pending::read(&run, &pending.whose).unwrap(), None);
+    assert_eq!(Pending::read(&run, &Whose::Session("gone".to_owned())).unwrap(), None);
 
     let after = rows(&run.join("ready/a.parquet"));
     let stays = "stays-turn-1".to_owned();
