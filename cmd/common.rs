@@ -152,7 +152,7 @@ pub(crate) fn start<C: FromArgMatches>(
     }
     install_logger(flags.verbose);
     let outcome = context(command.clone(), flags).and_then(|context| {
-        parsed.warnings.iter().for_each(|warning| context.say(format!("warning: {warning}")));
+        parsed.warnings.iter().for_each(|warning| context.say(warning));
         run(cli, &context)
     });
     match outcome {

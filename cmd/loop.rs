@@ -65,6 +65,9 @@ pub(crate) struct Args {
     /// Say how the loop of a run folder is, and stop
     #[arg(long, value_name = "RUN")]
     status: Option<PathBuf>,
+    /// Say whether all of it could run here, as `oclaw check` does, and stop
+    #[arg(long, conflicts_with = "status")]
+    dry_run: bool,
     /// Do without this stage, as in `hint`; may be given several times
     #[arg(long, value_name = "STAGE")]
     without: Vec<String>,
@@ -107,6 +110,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     if let Some(run) = &args.status {
         return show::status(run);
+    }
+    if args.dry_run {
+        return crate::check::of_loop(args.file, args.devices, context);
     }
     let wanted = wanted::Wanted::of(&args, context)?;
     // Children end with the thread that starts them: this one.

@@ -6,6 +6,7 @@ mod answers;
 mod asking;
 mod away;
 mod cache;
+mod check;
 mod common;
 mod embedded;
 mod engine;
@@ -21,6 +22,7 @@ mod health_lines;
 mod hint;
 mod hours;
 mod import;
+mod init;
 mod judge;
 mod lint;
 mod r#loop;
@@ -80,6 +82,8 @@ enum Command {
     Advantage(advantage::Args),
     Train(train::Args),
     SyncWeights(sync_weights::Args),
+    Init(init::Args),
+    Check(check::Args),
     Loop(r#loop::Args),
     View(view::Args),
     Lint(lint::Args),
@@ -109,6 +113,8 @@ impl Command {
             Self::Advantage(args) => advantage::run(args, context),
             Self::Train(args) => train::run(args, context),
             Self::SyncWeights(args) => sync_weights::run(args, context),
+            Self::Init(args) => init::run(args, context),
+            Self::Check(args) => check::run(args, context),
             Self::Loop(args) => r#loop::run(args, context),
             Self::View(args) => view::run(args, context),
             Self::Lint(args) => lint::run(args, context),

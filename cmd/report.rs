@@ -490,6 +490,12 @@ pub(crate) fn told(error: &anyhow::Error) -> String {
     text
 }
 
+/// Returns what an error says, what can be done about it, and its kind.
+pub(crate) fn verdict(error: &anyhow::Error) -> (String, Option<String>, Kind) {
+    let (kind, hint) = classify(error);
+    (told(error), hint, kind)
+}
+
 /// Prints an error and returns its exit code.
 pub(crate) fn error(command: &str, error: &anyhow::Error) -> u8 {
     let (kind, hint) = classify(error);

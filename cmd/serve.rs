@@ -62,7 +62,7 @@ const COMPACT: u64 = 64 << 20;
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Address of the engine; a dialect may stand before it (`sglang+http://…`)
-    #[arg(long, value_name = "URL", conflicts_with = "model", required_unless_present = "model")]
+    #[arg(long, value_name = "URL", conflicts_with = "model")]
     engine: Option<String>,
     /// Folder of a model to serve from inside this process
     #[arg(long, value_name = "DIR")]
@@ -190,7 +190,8 @@ async fn upstream(
         return Ok((attach(&inside.url(), None).await?, None, Some(inside)));
     }
     let Some(url) = &args.engine else {
-        return Err(Failure::usage("neither `--engine` nor `--model` is given").into());
+        let failure = Failure::usage("nobody to answer the chats");
+        return Err(failure.hint("give `--engine URL` or `--model DIR`").into());
     };
     let key = embedded::key("serve", args.engine_key_file.as_deref())?;
     Ok((attach(url, key.clone()).await?, key, None))

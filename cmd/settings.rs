@@ -6,6 +6,7 @@
 //! the same name. What the subcommand gets is an ordinary clap struct.
 
 mod environment;
+mod reference;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -42,18 +43,104 @@ pub(crate) fn parse<C: CommandFactory>() -> Result<Parsed, clap::Error> {
 
 fn parse_from(command: Command, argv: Vec<OsString>) -> Result<Parsed, clap::Error> {
     let mut command = name_environment(command);
+    let plain = |message: String| refuse(&mut Command::new("oclaw"), &message);
+    let (argv, mut notes) = reference::arguments(&command, argv).map_err(plain)?;
+    let argv = join_negative(argv);
     let config = config_path(&argv).or_else(|| config_named(&command, &argv));
     let config = config.or_else(config_of_environment);
     let mut file = ConfigFile::default();
     if let Some(path) = &config {
         file = ConfigFile::read(path).map_err(|message| refuse(&mut command, &message))?;
-        command =
-            file.apply(command).map_err(|message| refuse(&mut Command::new("oclaw"), &message))?;
+        file.translate(&command).map_err(plain)?;
     }
-    let described = command.clone();
-    let matches = command.try_get_matches_from(join_negative(argv))?;
+    let mut described = file.apply(command.clone()).map_err(plain)?;
+    let mut matches = described.clone().try_get_matches_from(&argv)?;
+    let overruled = file.overruled(&described, &matches);
+    if !overruled.is_empty() {
+        notes.extend(overruled.into_iter().map(|(key, note)| {
+            file.keys.remove(&key);
+            note
+        }));
+        described = file.apply(command).map_err(plain)?;
+        matches = described.clone().try_get_matches_from(&argv)?;
+    }
     let settings = settings(&described, &matches, &file);
-    Ok(Parsed { matches, settings, warnings: environment::unknown(&described) })
+    let chosen = matches.subcommand_name().unwrap_or_default();
+    notes.extend(file.notes_of(chosen));
+    notes.extend(disagreement(chosen, &settings, &file));
+    let warnings = environment::unknown(&described).into_iter().chain(reference::variables(chosen));
+    let warnings = warnings.map(|warning| format!("warning: {warning}"));
+    let notes = notes.into_iter().map(|note| format!("note: {note}"));
+    Ok(Parsed { warnings: warnings.chain(notes).collect(), matches, settings })
+}
+
+/// A configuration file, as the commands see it that are started with it.
+pub(crate) struct Configured {
+    command: Command,
+    file: ConfigFile,
+}
+
+impl Configured {
+    /// Reads a file. Errors if a section or a setting is unknown.
+    pub(crate) fn read<C: CommandFactory>(path: &Path) -> Result<Self, String> {
+        let command = name_environment(C::command());
+        let mut file = ConfigFile::read(path)?;
+        file.translate(&command)?;
+        Ok(Self { command: file.apply(command)?, file })
+    }
+
+    /// Returns the settings of the file.
+    pub(crate) fn keys(&self) -> &reference::Keys {
+        &self.file.keys
+    }
+
+    /// Returns the values of a setting, if the environment or the file has it.
+    pub(crate) fn all_given(&self, section: &str, key: &str) -> Vec<String> {
+        let variable = format!("OCLAW_{section}_{key}").replace('-', "_").to_uppercase();
+        match std::env::var(variable) {
+            Ok(value) => vec![value],
+            Err(_) => {
+                let found = self.file.keys.get(&(section.to_owned(), key.to_owned()));
+                found.map(|(values, _)| values.clone()).unwrap_or_default()
+            }
+        }
+    }
+
+    /// Returns the value of a setting, if the environment or the file has it.
+    pub(crate) fn given(&self, section: &str, key: &str) -> Option<String> {
+        // A switch that is off is not given.
+        self.all_given(section, key).into_iter().next().filter(|value| value != "false")
+    }
+
+    /// Reads the command line of a subcommand, program and all. Errors with what
+    /// the subcommand would say.
+    pub(crate) fn parse(&self, argv: &[String]) -> Result<ArgMatches, String> {
+        let argv = argv.iter().map(OsString::from).collect();
+        let matches = self.command.clone().try_get_matches_from(join_negative(argv));
+        let mut matches = matches.map_err(|error| {
+            let text = error.to_string();
+            let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+            let said = lines.collect::<Vec<_>>().join(" ");
+            said.strip_prefix("error: ").unwrap_or(&said).to_owned()
+        })?;
+        matches.remove_subcommand().map(|(_, own)| own).ok_or_else(|| "no command".to_owned())
+    }
+}
+
+/// Says that two estimators are given, of which the file's does not count.
+fn disagreement(chosen: &str, settings: &[Setting], file: &ConfigFile) -> Option<String> {
+    let (values, line) = file.keys.get(&(chosen.to_owned(), "estimator".to_owned()))?;
+    let given = settings.iter().find(|setting| setting.name == "estimator")?;
+    let differs = !given.origin.contains(':') && values.first() != Some(&given.value);
+    differs.then(|| {
+        format!(
+            "the estimator is `{}` ({}), not the `{}` of `{}` line {line}",
+            given.value,
+            given.origin,
+            values.join(" "),
+            file.path.display()
+        )
+    })
 }
 
 /// Joins `--lr -1e-5` to `--lr=-1e-5`: what begins like a negative number is a
@@ -144,6 +231,8 @@ struct ConfigFile {
     path: PathBuf,
     /// (section, key) -> (values, line). The section of shared flags is "".
     keys: BTreeMap<(String, String), (Vec<String>, usize)>,
+    /// What is to be said of names that were others, by section.
+    notes: Vec<(String, String)>,
 }
 
 impl ConfigFile {
@@ -157,7 +246,23 @@ impl ConfigFile {
             }
             error => format!("config `{name}`: {error}"),
         })?;
-        Ok(Self { path: path.to_owned(), keys: plan.flags })
+        Ok(Self { path: path.to_owned(), keys: plan.flags, notes: Vec::new() })
+    }
+
+    /// Takes the reference's names for ours.
+    fn translate(&mut self, command: &Command) -> Result<(), String> {
+        let place = |line: usize| format!("config `{}` line {line}", self.path.display());
+        let (keys, notes) = reference::keys(command, &self.keys, &place)?;
+        (self.keys, self.notes) = (keys, notes);
+        Ok(())
+    }
+
+    /// Returns what is to be said to whom a section is for.
+    fn notes_of(&self, chosen: &str) -> Vec<String> {
+        let mine = self.notes.iter().filter(|(section, _)| {
+            section.is_empty() || section == chosen || ["loop", "check"].contains(&chosen)
+        });
+        mine.map(|(_, note)| note.clone()).collect()
     }
 
     /// Makes each key the default of its flag. An unknown section or key is an
@@ -196,6 +301,42 @@ impl ConfigFile {
             };
         }
         Ok(command)
+    }
+
+    /// Finds the settings that cannot stand beside what the command line or the
+    /// environment says, which goes first: their keys, and what to say.
+    fn overruled(
+        &self,
+        command: &Command,
+        matches: &ArgMatches,
+    ) -> Vec<((String, String), String)> {
+        let Some((name, inner)) = matches.subcommand() else { return Vec::new() };
+        let Some(chosen) = command.find_subcommand(name) else { return Vec::new() };
+        let given = |arg: &clap::Arg| {
+            let source = inner.value_source(arg.get_id().as_str());
+            matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+        };
+        let names = |one: &clap::Arg, other: &clap::Arg| {
+            let conflicts = chosen.get_arg_conflicts_with(one);
+            conflicts.iter().any(|arg| arg.get_id() == other.get_id())
+        };
+        let mut found = Vec::new();
+        for arg in chosen.get_arguments().filter(|arg| !given(arg)) {
+            let Some(long) = arg.get_long() else { continue };
+            let key = (name.to_owned(), long.to_owned());
+            let Some((values, line)) = self.keys.get(&key) else { continue };
+            let mut others = chosen.get_arguments().filter(|other| given(other));
+            let stronger = others.find(|other| names(arg, other) || names(other, arg));
+            // A switch that is off stands beside anything.
+            let off = values.iter().all(|value| value == "false");
+            if let Some(other) = stronger.filter(|_| !off).and_then(clap::Arg::get_long) {
+                let place = self.path.display();
+                let note =
+                    format!("`--{other}` takes the place of `{long}` in `{place}` line {line}");
+                found.push((key, note));
+            }
+        }
+        found
     }
 
     fn has(&self, section: &str, key: &str) -> Option<usize> {

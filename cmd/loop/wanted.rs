@@ -14,6 +14,7 @@ use super::Args;
 use crate::common::Context;
 use crate::embedded;
 use crate::report::Failure;
+use crate::settings::Configured;
 use crate::units;
 
 /// What is to run.
@@ -104,7 +105,11 @@ fn plan(config: &Path) -> Result<Plan, Failure> {
     let text = fs::read_to_string(config).map_err(|error| {
         Failure::usage(format!("cannot read config `{}`: {error}", config.display()))
     })?;
-    Plan::parse(&text, units::duration).map_err(|error| told(config, &error))
+    let mut plan = Plan::parse(&text, units::duration).map_err(|error| told(config, &error))?;
+    // Names that are others elsewhere are ours by now.
+    let configured = Configured::read::<crate::Cli>(config).map_err(Failure::usage)?;
+    plan.flags = configured.keys().clone();
+    Ok(plan)
 }
 
 fn told(config: &Path, error: &pipeline::Error) -> Failure {

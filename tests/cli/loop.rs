@@ -3,6 +3,8 @@
 mod chats;
 #[cfg(feature = "torch")]
 mod faults;
+#[cfg(feature = "torch")]
+mod initial;
 mod refusals;
 mod stages;
 #[cfg(feature = "torch")]

@@ -235,3 +235,33 @@ fn sections_of_the_loop_are_accepted_and_checked() {
     let message = refused("[view]\ngpus = [1]\n");
     assert!(message.contains("line 2: no setting `gpus` in `[view]`"), "{message}");
 }
+
+#[test]
+fn what_cannot_stand_beside_a_flag_gives_way_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "[judge]\nmodel = \"m\"\n[serve]\nmodel = \"m\"\nspool = \"s\"\n";
+    fs::write(folder.path().join("oclaw.toml"), text).unwrap();
+    let table = crate::harness::fixture("sessions/tiny.parquet");
+    let engine = ["--engine", "http://127.0.0.1:1", "--retries", "0"];
+    let output = oclaw()
+        .args(["judge", "--config", "oclaw.toml", "-o", "judged.parquet"])
+        .args(engine)
+        .arg(table)
+        .current_dir(folder.path())
+        .assert()
+        .code(4)
+        .get_output()
+        .clone();
+    let talk = String::from_utf8(output.stderr).unwrap();
+    let said = "note: `--engine` takes the place of `model` in `oclaw.toml` line 2";
+    assert!(talk.lines().any(|line| line == said), "{talk}");
+    // The file alone is enough to say who answers.
+    let output = oclaw()
+        .args(["serve", "--config", "oclaw.toml", "--show-settings"])
+        .current_dir(folder.path())
+        .assert()
+        .success();
+    let shown = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    let model = shown.lines().find(|line| line.starts_with("model ")).unwrap();
+    assert!(model.ends_with("= m  # oclaw.toml:4"), "{model}");
+}

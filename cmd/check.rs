@@ -1,0 +1,133 @@
+//! `oclaw check`: whether the loop of a configuration file can run here.
+
+mod engines;
+mod finding;
+mod machine;
+mod models;
+mod setup;
+
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use finding::Finding;
+use setup::Setup;
+
+use crate::common::{Context, Printing as _};
+use crate::init::FILE;
+use crate::report::Exit;
+
+/// Test whether the loop of a configuration file can run here
+///
+/// One line per check: the settings (syntax, unknown keys, values, whether every
+/// stage has whom it needs), the devices (there, and each for one process), the
+/// models (whole, of a family that is computed here), the tokenizers (whoever shares
+/// ids with the policy must have its own), the engines that others run (reached, and
+/// able to do what is wanted), the programs of those that the loop starts, keys,
+/// ports, the disk, the scheduler. Nothing is started, sent or written.
+///
+/// `--offline` looks at nothing but the file, the models and the keys' files: to
+/// check here what is to run elsewhere. `--devices 8` takes it that there are eight.
+///
+/// Exit code 0: all is well; 3: the loop can run, but look at the warnings; 2: the
+/// settings ask for what cannot be; 1: this machine has not the place for it (a
+/// broken model, a busy port, a full disk); 4: an engine or the scheduler is away.
+/// Of several the first in the order 2, 1, 4, 3.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// The file [default: that of --config, or oclaw.toml]
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Print one JSON object per check
+    #[arg(long)]
+    json: bool,
+    /// Look at nothing outside the file, but for models and keys
+    #[arg(long)]
+    offline: bool,
+    /// Take it that there are so many devices
+    #[arg(long, value_name = "N")]
+    devices: Option<u32>,
+}
+
+/// Checks.
+pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    let named = args.file.clone().or_else(|| context.config.clone());
+    let path = named.unwrap_or_else(|| PathBuf::from(FILE));
+    let findings = look(&path, &args, context);
+    let mut out = BufWriter::new(io::stdout().lock());
+    match args.json {
+        true => finding::json(&mut out, &findings),
+        false => finding::table(&mut out, &findings),
+    }
+    .and_then(|()| out.flush())
+    .printed()?;
+    if args.offline {
+        context.say(
+            "offline: engines, devices, programs, ports, disk and scheduler were not looked at",
+        );
+    }
+    finding::end(&findings)
+}
+
+/// Checks for `oclaw loop --dry-run`.
+pub(crate) fn of_loop(
+    file: Option<PathBuf>,
+    devices: Option<u32>,
+    context: &Context,
+) -> anyhow::Result<Exit> {
+    run(Args { file, json: false, offline: false, devices }, context)
+}
+
+fn look(path: &Path, args: &Args, context: &Context) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let Some(setup) = setup::read(path, &mut findings) else { return findings };
+    stages(&setup, &mut findings);
+    machine::devices(&setup, (args.devices, !args.offline), &mut findings);
+    let sizes = models::models(&setup, &mut findings);
+    engines::keys(&setup, &mut findings);
+    if args.offline {
+        models::tokenizers(&setup, &[], &mut findings);
+        return findings;
+    }
+    machine::programs(&setup, &mut findings);
+    let told = context.block_on(engines::engines(&setup, &mut findings));
+    models::tokenizers(&setup, &told, &mut findings);
+    machine::ports(&setup, &mut findings);
+    machine::disk(&setup, sizes, &mut findings);
+    context.block_on(machine::scheduler(&setup, &mut findings));
+    findings
+}
+
+/// Looks whether the estimator has what it stands on.
+fn stages(setup: &Setup, findings: &mut Vec<Finding>) {
+    let [made, trained] =
+        ["advantage", "train"].map(|name| setup.value(name, "estimator").unwrap_or_default());
+    let (advantage, train) = (setup.runs("advantage"), setup.runs("train"));
+    if advantage && train && made != trained {
+        let found = format!("`advantage` has `{made}`, `train` has `{trained}`");
+        let finding = Finding::warn("estimator", "[train]", found);
+        findings.push(finding.remedy("`train` decides: write the same in both"));
+    }
+    if !train {
+        return;
+    }
+    let teaches = ["opd", "combine", "hybrid"].contains(&trained.as_str());
+    let topk = setup.value("teacher-lp", "topk").is_some_and(|topk| topk != "0");
+    let remedy = "`estimator = \"grpo\"`, or leave nothing out (`[loop] without`)";
+    let fail = |found: String| Finding::fail("estimator", "[train]", found);
+    findings.push(match trained.as_str() {
+        _ if teaches && !setup.runs("teacher-lp") => {
+            fail(format!("`{trained}` reads a teacher, and `teacher-lp` is left out"))
+                .remedy(remedy)
+        }
+        "opd" | "hybrid" if !setup.runs("hint") => {
+            fail(format!("`{trained}` learns from hints, and `hint` is left out")).remedy(remedy)
+        }
+        "combine" if !setup.runs("hint") => {
+            let found = "without `hint`, `combine` is the scores alone";
+            Finding::warn("estimator", "[train]", found).remedy(remedy)
+        }
+        "hybrid" if !topk => fail("`hybrid` needs the likeliest tokens of the teacher".to_owned())
+            .remedy("`[teacher-lp] topk = 4`"),
+        _ => Finding::ok("estimator", "[train]", trained),
+    });
+}

@@ -1,0 +1,216 @@
+//! What of a loop depends on the machine: devices, programs, ports, the disk, the
+//! scheduler.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use oclaw::pipeline::{self, Origin};
+
+use super::finding::Finding;
+use super::setup::Setup;
+use crate::report::Kind;
+
+/// How long a scheduler may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Policies beside those that are kept while one is written: it, and its state.
+const STATES: u64 = 3;
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Looks for the devices that are asked for; for so many if it is told. Without
+/// looking, whatever is named is there.
+pub(super) fn devices(
+    setup: &Setup,
+    (count, looks): (Option<u32>, bool),
+    findings: &mut Vec<Finding>,
+) {
+    let processes = setup.plan.processes.values();
+    let engines = setup.plan.engines.values().map(|engine| &engine.process);
+    let named: BTreeSet<u32> =
+        processes.chain(engines).flat_map(|process| process.gpus.iter().copied()).collect();
+    let present = match (count, looks) {
+        (Some(count), _) => (0..count).collect(),
+        (None, true) => present(),
+        (None, false) => named.clone(),
+    };
+    findings.push(match setup.plan.check_devices(&present, &setup.without) {
+        Ok(()) if named.is_empty() => Finding::ok("devices", "gpus", "none is asked for"),
+        Ok(()) if setup.plan.scheduler.kind != pipeline::Kind::Local => {
+            Finding::ok("devices", "gpus", "the scheduler gives them")
+        }
+        Ok(()) => {
+            let named: Vec<String> = named.iter().map(u32::to_string).collect();
+            Finding::ok("devices", "gpus", format!("{}: each for one process", named.join(", ")))
+        }
+        Err(error) => Finding::error("devices", "gpus", error).remedy(
+            "give each process devices of its own; `--devices N` checks for another machine",
+        ),
+    });
+}
+
+/// Finds NVIDIA's devices.
+fn present() -> BTreeSet<u32> {
+    let Ok(entries) = std::fs::read_dir("/dev") else { return BTreeSet::new() };
+    let number = |name: &std::ffi::OsStr| name.to_str()?.strip_prefix("nvidia")?.parse().ok();
+    entries.filter_map(|entry| number(&entry.ok()?.file_name())).collect()
+}
+
+/// Looks for the programs of engines that are commands.
+pub(super) fn programs(setup: &Setup, findings: &mut Vec<Finding>) {
+    for (name, engine) in &setup.plan.engines {
+        let Origin::Command(words) = &engine.origin else { continue };
+        let Some(program) = words.first() else { continue };
+        let subject = format!("[engines.{name}] command");
+        findings.push(match found(program) {
+            Some(path) => Finding::ok("program", subject, path.display().to_string()),
+            None => Finding::fail("program", subject, format!("there is no `{program}`"))
+                .remedy("install it, or name it with its path"),
+        });
+    }
+}
+
+fn found(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return Some(PathBuf::from(program)).filter(|path| path.is_file());
+    }
+    let paths = std::env::var_os("PATH")?;
+    std::env::split_paths(&paths).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// Looks whether the addresses that the loop will listen at are free.
+pub(super) fn ports(setup: &Setup, findings: &mut Vec<Finding>) {
+    let mut wanted: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut want = |address: String, who: &str| {
+        wanted.entry(address).or_default().push(who.to_owned());
+    };
+    for (name, address) in setup.with("listen").filter(|(_, address)| !address.ends_with(":0")) {
+        want(address, name);
+    }
+    if let Some(address) = &setup.listen {
+        want(address.clone(), "loop");
+    }
+    if setup.value("serve", "model").is_some()
+        && let Some(address) = setup.value("serve", "engine-listen")
+    {
+        want(address, "serve's engine");
+    }
+    for (name, engine) in &setup.plan.engines {
+        let host = engine.url.split("://").nth(1).and_then(|rest| rest.split('/').next());
+        if let (Origin::Command(_), Some(host)) = (&engine.origin, host) {
+            want(host.to_owned(), &format!("engine-{name}"));
+        }
+    }
+    for (address, who) in wanted {
+        findings.push(port(setup, &address, &who));
+    }
+}
+
+fn port(setup: &Setup, address: &str, who: &[String]) -> Finding {
+    let subject = format!("{address} for {}", who.join(", "));
+    if who.len() > 1 {
+        return Finding::fail("port", subject, "two processes cannot have one")
+            .remedy("give each a port of its own");
+    }
+    let addresses: Vec<SocketAddr> = match address.to_socket_addrs() {
+        Ok(found) => found.collect(),
+        Err(error) => return Finding::fail("port", subject, format!("no such address: {error}")),
+    };
+    match TcpListener::bind(addresses.as_slice()) {
+        Ok(_) => Finding::ok("port", subject, "free"),
+        Err(error) => {
+            let record = format!("{}.process.json", who.concat());
+            match setup.run.state().join(record).is_file() {
+                true => {
+                    Finding::warn("port", subject, format!("{error}: by a loop that runs already?"))
+                        .remedy("`oclaw loop --status` says what runs")
+                }
+                false => Finding::fail("port", subject, error.to_string())
+                    .because(Kind::Failed)
+                    .remedy("choose another, or end what listens there"),
+            }
+        }
+    }
+}
+
+/// Looks whether policies of this size will fit onto the disk.
+pub(super) fn disk(setup: &Setup, sizes: Option<(u64, u64)>, findings: &mut Vec<Finding>) {
+    let folder = &setup.run.folder;
+    let subject = folder.display().to_string();
+    let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.clone());
+    let Some(there) = absolute.ancestors().find(|folder| folder.is_dir()) else { return };
+    let Some(free) = free(there) else {
+        findings.push(Finding::warn("disk", subject, "nobody says how much is free"));
+        return;
+    };
+    let keep: u64 = setup.value("train", "keep").and_then(|keep| keep.parse().ok()).unwrap_or(6);
+    let (policy, state) = sizes.unwrap_or((0, 0));
+    let least = policy + state;
+    let most = policy.saturating_mul(keep.saturating_add(1)).saturating_add(state * STATES);
+    let figures =
+        format!("{:.1} GiB free, {:.1} GiB wanted at most", free as f64 / GIB, most as f64 / GIB);
+    let remedy = "lower `[train] keep`, or put `[loop] run` onto a larger disk";
+    findings.push(match free {
+        free if free < least => {
+            Finding::fail("disk", subject, figures).because(Kind::Failed).remedy(remedy)
+        }
+        free if free < most => Finding::warn("disk", subject, figures).remedy(remedy),
+        _ => Finding::ok("disk", subject, figures),
+    });
+}
+
+/// Returns the bytes that are free where a folder is.
+fn free(folder: &Path) -> Option<u64> {
+    let path = CString::new(folder.as_os_str().as_bytes()).ok()?;
+    let mut figures = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    #[expect(unsafe_code, reason = "std does not tell how full a disk is")]
+    // SAFETY: the path ends with a zero, and the figures are read only if the call
+    // has filled them in.
+    let figures = unsafe {
+        match libc::statvfs(path.as_ptr(), figures.as_mut_ptr()) {
+            0 => figures.assume_init(),
+            _ => return None,
+        }
+    };
+    Some(figures.f_bavail.saturating_mul(figures.f_frsize))
+}
+
+/// Looks whether the scheduler is there.
+pub(super) async fn scheduler(setup: &Setup, findings: &mut Vec<Finding>) {
+    let scheduler = &setup.plan.scheduler;
+    findings.push(match scheduler.kind {
+        pipeline::Kind::Local => Finding::ok("scheduler", "local", "this machine"),
+        pipeline::Kind::Ray => {
+            let address = scheduler.address.as_deref().unwrap_or("http://127.0.0.1:8265");
+            let host = address.split("://").last().unwrap_or(address);
+            let host = host.split('/').next().unwrap_or(host).to_owned();
+            let call = tokio::net::TcpStream::connect(host);
+            match tokio::time::timeout(PATIENCE, call).await {
+                Ok(Ok(_)) => Finding::ok("scheduler", "ray", format!("answers at {address}")),
+                Ok(Err(error)) => away("ray", format!("{address}: {error}")),
+                Err(_) => away("ray", format!("{address}: no answer")),
+            }
+        }
+        pipeline::Kind::Slurm => {
+            let mut call = Command::new("sbatch");
+            call.arg("--version").stdin(Stdio::null()).stderr(Stdio::null());
+            match call.output() {
+                Ok(output) if output.status.success() => {
+                    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+                    Finding::ok("scheduler", "slurm", version)
+                }
+                Ok(output) => away("slurm", format!("`sbatch --version`: {}", output.status)),
+                Err(error) => away("slurm", format!("`sbatch`: {error}")),
+            }
+        }
+    });
+}
+
+fn away(subject: &str, found: String) -> Finding {
+    Finding::fail("scheduler", subject, found)
+        .because(Kind::Engine)
+        .remedy("start it, or `[scheduler] kind = \"local\"`")
+}
