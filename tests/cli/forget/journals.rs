@@ -45,7 +45,7 @@ async fn the_turn_before_still_holds_the_request() {
     let asked = json!({"role": "user", "content": format!("Where is {SECRET}?")});
     let second = telling("gone", 2);
     // One is in a shard with its next state, the other's is in the journal.
-    let first = Turn { next_state: Some(json!([asked]).to_string()), ..captured("gone", 1) };
+    let first = Turn { next_state: Some(json!([asked]).to_string()), ..finished("gone", 1) };
     write(&run.join("t.parquet"), Format::Parquet, &STAGES, &[first, second]);
     let (code, out, _) = forget(folder.path(), &["--turn", "gone-turn-2", "--in", "run"]);
     assert_eq!(code, Some(3), "{out}");
