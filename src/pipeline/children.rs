@@ -350,7 +350,7 @@ impl Cast<'_> {
             (None, None) => flag("model", self.base()?),
         }
         let student = given("policy").or_else(|| given("student"));
-        if given("topk").is_some() && student.is_none() {
+        if given("topk").is_some_and(|topk| topk != "0") && student.is_none() {
             flag("policy", path(&self.wishes.run.policy())?);
         }
         Ok(words)

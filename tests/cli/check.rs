@@ -165,7 +165,7 @@ fn settings_that_are_none_fail() {
     };
     refused("[serve\n", &["oclaw.toml", "line 1"]);
     refused("[judge]\nvots = 3\n", &["line 2", "no setting `vots`", "`votes`"]);
-    refused("[jugde]\nvotes = 3\n", &["line 1", "no section `[jugde]`"]);
+    refused("[jugde]\nvotes = 3\n", &["line 2", "no section `[jugde]`"]);
     let well = bench.well();
     refused(&format!("{well}at-once = \"many\"\n"), &["[hint]", "many", "--at-once"]);
     refused(&well.replace("rules = \"\"", ""), &["`judge` has nobody to ask"]);
@@ -186,12 +186,8 @@ fn an_estimator_has_what_it_stands_on() {
         &["`train` decides"],
     );
     check("[train]\nestimator = \"hybrid\"\n").says(2, "estimator", "fail", &["topk = 4"]);
-    check("[loop]\nwithout = \"teacher-lp\"\n").says(
-        2,
-        "estimator",
-        "fail",
-        &["`combine`", "grpo"],
-    );
+    // What the loop itself would refuse is refused in its words.
+    check("[loop]\nwithout = \"teacher-lp\"\n").says(2, "settings", "fail", &["`combine`", "grpo"]);
     check("[loop]\nwithout = \"hint\"\n").says(3, "estimator", "warn", &["the scores alone"]);
     check(
         "[loop]\nwithout = [\"hint\", \"teacher-lp\"]\n[train]\nestimator = \"grpo\"\n\
