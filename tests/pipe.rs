@@ -220,9 +220,9 @@ fn the_readme_holds_on_the_recorded_session() {
     for figure in [
         "`lint` prints `21 rows, 0 findings`",
         "judge 15 turns, 8 as +1 and 7 as -1",
-        "6 turns get the user's own correction as their hint",
+        "6 get the user's own correction as their hint",
         "the 552 trainable tokens has mean -2.3876 and std 5.3882",
-        "trains 15 turns with loss 2.1166 and gradient norm 24.1486",
+        "the step has loss 2.1166 and gradient norm 24.1486",
         "by less than 0.0001 on average",
     ] {
         assert!(promises.contains(figure), "not `{figure}`: {promises}");
