@@ -188,7 +188,7 @@ fn an_estimator_has_what_it_stands_on() {
     check("[train]\nestimator = \"hybrid\"\n").says(2, "estimator", "fail", &["topk = 4"]);
     // What the loop itself would refuse is refused in its words.
     check("[loop]\nwithout = \"teacher-lp\"\n").says(2, "settings", "fail", &["combine", "`grpo`"]);
-    check("[loop]\nwithout = \"hint\"\n").says(3, "estimator", "warn", &["the scores alone"]);
+    check("[loop]\nwithout = \"hint\"\n").says(2, "settings", "fail", &["combine", "`hint`"]);
     check(
         "[loop]\nwithout = [\"hint\", \"teacher-lp\"]\n[train]\nestimator = \"grpo\"\n\
            [advantage]\nestimator = \"grpo\"\n",
