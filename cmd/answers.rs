@@ -196,8 +196,14 @@ impl Answers {
     ) -> Result<Value, engine::Error> {
         let weights = match pool.weight_version().await {
             Err(error @ engine::Error::Unlike { .. }) => return Err(error),
-            // What does not tell a version has none.
-            told => told.ok().flatten(),
+            Err(error) => {
+                // What does not tell a version has none.
+                if error.is_transient() {
+                    tracing::warn!(%error, "answers kept under a version of the weights are not found");
+                }
+                None
+            }
+            Ok(weights) => weights,
         };
         let dialects: Vec<_> = pool.dialects().iter().map(|dialect| dialect.as_str()).collect();
         let whom = json!({
@@ -205,7 +211,9 @@ impl Answers {
             "model": pool.model(),
             "weights": weights,
         });
-        for typed in typed {
+        // Who was not met may be anybody.
+        let reached = pool.reached();
+        for typed in typed.filter(|(url, _)| reached.contains(url)) {
             self.keep_as("engine", met(typed).vote(0), &whom).await;
         }
         Ok(whom)

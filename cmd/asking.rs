@@ -1,7 +1,7 @@
 //! Asking a model about turns: the flags that `judge` and `hint` share, and whom
 //! they lead to.
 
-mod absent;
+pub(crate) mod absent;
 mod asker;
 mod following;
 mod prompts;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::answers::Answers;
 use crate::asking::{self, Asking, characters};
 use crate::common::Printing as _;
-use crate::spending::{Budget, guess};
+use crate::spending::{Budget, Meter, guess};
 
 /// A count of what asking would come to.
 pub(crate) struct Forecast<'a> {
@@ -18,6 +18,7 @@ pub(crate) struct Forecast<'a> {
     seed: u64,
     asked: u64,
     expected: Expected,
+    meter: Meter,
 }
 
 /// Numbers that a dry run prints.
@@ -28,6 +29,8 @@ pub(crate) struct Expected {
     pub(crate) prompt_tokens: u64,
     /// Of answers, at most.
     pub(crate) answer_tokens: u64,
+    /// What `--max-requests` would leave out.
+    pub(crate) left_out: u64,
 }
 
 impl<'a> Forecast<'a> {
@@ -37,7 +40,8 @@ impl<'a> Forecast<'a> {
         whom: Option<Value>,
         seed: u64,
     ) -> Self {
-        Self { asking, answers, whom, seed, asked: 0, expected: Expected::default() }
+        let meter = Meter::new(&asking.budget);
+        Self { asking, answers, whom, seed, asked: 0, expected: Expected::default(), meter }
     }
 
     /// Counts a turn that would be asked about.
@@ -54,6 +58,10 @@ impl<'a> Forecast<'a> {
             }
         };
         let calls = votes - hits;
+        if calls > 0 && self.meter.grant(calls).is_err() {
+            self.expected.left_out += 1;
+            return;
+        }
         self.expected.hits += hits;
         self.expected.calls += calls;
         self.expected.prompt_tokens += calls * guess(characters(messages));
@@ -87,6 +95,9 @@ pub(crate) fn print(
     table.add_row(["answer tokens, at most".to_owned(), expected.answer_tokens.to_string()]);
     if let Some(cost) = budget.cost(expected.prompt_tokens, expected.answer_tokens) {
         table.add_row(["cost, at most".to_owned(), format!("{cost:.6}")]);
+    }
+    if expected.left_out > 0 {
+        table.add_row(["left out: budget of calls".to_owned(), expected.left_out.to_string()]);
     }
     writeln!(std::io::stdout(), "{table}").printed()?;
     Ok(())

@@ -66,7 +66,8 @@ use scorer::Scorer;
 /// Scores are kept in a file (`--cache`) under the ids and the model's weights (for
 /// a server its model and weight version), so that the same run scores nothing
 /// twice; a spent budget leaves the other hints with the error `budget`;
-/// `--dry-run` says what there is to score. `--follow` is as in `oclaw judge`.
+/// `--dry-run` says what there is to score. `--follow` is as in `oclaw judge`. If
+/// all servers are gone, the run ends with exit code 4 and writes nothing.
 ///
 /// Exit code 3 means that some hint was tried and got no log-probs, or that the
 /// budget left one out.
@@ -163,7 +164,8 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             let source = files.open(context)?;
             check_tokenizer(&source, &chat, &folder, &|text| context.say(text))?;
             let with = with(scorer().await?);
-            let tally = with.table(source, &files.output()).await?;
+            let output = files.output();
+            let tally = with.scorer.unless_gone(with.table(source, &output)).await?;
             context.conclude(with.counts.into_inner().table(&tally, &with.scorer));
             return Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done });
         };

@@ -8,23 +8,21 @@ use std::future::pending;
 use oclaw::engine::Error;
 use tokio::sync::Notify;
 
-use super::Asker;
-
 /// Why nobody can be asked, if so.
 #[derive(Debug, Default)]
-pub(super) struct Absent {
+pub(crate) struct Absent {
     error: RefCell<Option<Error>>,
     needed: Notify,
 }
 
 impl Absent {
-    pub(super) fn new(error: Error) -> Self {
+    pub(crate) fn new(error: Error) -> Self {
         Self { error: RefCell::new(Some(error)), needed: Notify::new() }
     }
 
     /// Holds back a question that only a server can answer. Does not return if none
     /// is there: the stage is ended, and no row gets the blame.
-    pub(super) async fn hold(&self) {
+    pub(crate) async fn hold(&self) {
         if self.error.borrow().is_some() {
             self.needed.notify_one();
             pending::<()>().await;
@@ -32,23 +30,21 @@ impl Absent {
     }
 
     /// Ends the stage: whoever was there is gone.
-    pub(super) async fn gone(&self, error: Error) -> Infallible {
+    pub(crate) async fn gone(&self, error: Error) -> Infallible {
         self.error.borrow_mut().get_or_insert(error);
         self.needed.notify_one();
         pending().await
     }
-}
 
-impl Asker<'_> {
     /// Does a table as long as there is somebody to ask, or kept answers do. The
     /// first question that has neither ends it with the reason.
-    pub(crate) async fn with_what_is_kept<T>(
+    pub(crate) async fn unless_needed<T>(
         &self,
         table: impl Future<Output = anyhow::Result<T>>,
     ) -> anyhow::Result<T> {
         tokio::select! {
             done = table => done,
-            () = self.absent.needed.notified() => match self.absent.error.take() {
+            () = self.needed.notified() => match self.error.take() {
                 Some(error) => Err(error.into()),
                 // Nobody is held back without a reason.
                 None => pending().await,

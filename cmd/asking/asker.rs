@@ -34,7 +34,7 @@ pub(crate) struct Asker<'a> {
     pub(super) meter: Meter,
     faults: RefCell<BTreeMap<String, u64>>,
     pub(super) away: Away,
-    pub(super) absent: Absent,
+    pub(crate) absent: Absent,
 }
 
 /// A reply as it is kept: what was paid for, and what it cost.

@@ -70,7 +70,7 @@ pub(crate) async fn run<S: Asks>(
         let output = files.output();
         let table = by.table(source, &output);
         let done = match &by.asker {
-            Some(asker) => asker.with_what_is_kept(table).await,
+            Some(asker) => asker.absent.unless_needed(table).await,
             None => table.await,
         };
         let table = by.finish().await;

@@ -132,7 +132,7 @@ async fn judged(
         Ok(noted.collect::<Vec<_>>().await)
     };
     let noted = match &by.asker {
-        Some(asker) => asker.with_what_is_kept(noted).await,
+        Some(asker) => asker.absent.unless_needed(noted).await,
         None => noted.await,
     };
     let table = by.finish().await;

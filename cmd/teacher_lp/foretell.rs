@@ -15,6 +15,7 @@ use crate::answers::Answers;
 use crate::common::Context;
 use crate::forecast::{self, Expected};
 use crate::report::Exit;
+use crate::spending::Meter;
 
 /// Prints how much there is to score.
 pub(super) async fn foretell(
@@ -35,6 +36,7 @@ pub(super) async fn foretell(
         topk: args.topk,
         vocabulary: vocabulary(chat, folder),
     };
+    let meter = Meter::new(&args.budget);
     let (expected, asked) = (RefCell::<Expected>::default(), Cell::new(0));
     let look = async |turn: Turn| {
         let some = Cell::new(false);
@@ -45,7 +47,7 @@ pub(super) async fn foretell(
                 Asked::Student(_) => of_student.as_ref(),
             };
             let mut expected = expected.borrow_mut();
-            Ok::<_, Infallible>(keeper::foretell(&mut expected, (&answers, whom), &request))
+            Ok::<_, Infallible>(keeper::foretell(&mut expected, (&answers, whom, &meter), &request))
         };
         teacher_lp::teach(turn, &teacher, score).await;
         asked.set(asked.get() + u64::from(some.get()));

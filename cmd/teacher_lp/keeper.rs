@@ -63,7 +63,7 @@ fn asked(request: &ScoreRequest) -> Value {
 /// kept ones, else ones without meaning.
 pub(super) fn foretell(
     expected: &mut Expected,
-    (answers, whom): (&Answers, Option<&Value>),
+    (answers, whom, meter): (&Answers, Option<&Value>, &Meter),
     request: &ScoreRequest,
 ) -> Scores {
     let kept = whom.and_then(|whom| answers.find(&answers.question(whom, &asked(request)).vote(0)));
@@ -71,8 +71,13 @@ pub(super) fn foretell(
         expected.hits += 1;
         return kept;
     }
-    expected.calls += 1;
-    expected.prompt_tokens += request.ids.len() as u64;
+    match meter.grant(1) {
+        Ok(()) => {
+            expected.calls += 1;
+            expected.prompt_tokens += request.ids.len() as u64;
+        }
+        Err(_) => expected.left_out += 1,
+    }
     let rows = request.ids.len().saturating_sub(request.start);
     let ids = i32::try_from(request.top_k).unwrap_or_default();
     Scores {

@@ -19,6 +19,7 @@ use super::local::{Local, Policies};
 use super::whom::{
     SHARE, connect, dtype, folder_name, probe, same_tokenizer, student_folder, version_of,
 };
+use crate::asking::absent::Absent;
 use crate::away::Away;
 use crate::common::Context;
 use crate::embedded;
@@ -42,6 +43,7 @@ pub(super) struct Scorer {
     /// What servers are tried with.
     probe: engine::ScoreRequest,
     away: Away,
+    absent: Absent,
 }
 
 /// Where numbers are computed.
@@ -130,6 +132,7 @@ impl Scorer {
             tokenizers: RefCell::default(),
             probe: probe(args.topk, chat)?,
             away: Away::default(),
+            absent: Absent::default(),
         })
     }
 
@@ -232,7 +235,7 @@ impl Scorer {
                     Ok(scores) => scores,
                     Err(error) => {
                         self.away.weigh(&error, self.ping(pool)).await;
-                        return Err(error.to_string());
+                        return Err(self.end_if_gone(pool, error).await.to_string());
                     }
                 };
                 Ok(Scores {
@@ -244,6 +247,24 @@ impl Scorer {
                 })
             }
         }
+    }
+
+    /// Ends the stage if nobody can be reached any more: to ask on would only
+    /// blame every hint that is left.
+    async fn end_if_gone(&self, pool: &Pool, error: engine::Error) -> engine::Error {
+        let gone = !self.away.waits() && pool.is_gone();
+        if gone && self.ping(pool).await.is_err() && pool.is_gone() {
+            match self.absent.gone(error).await {}
+        }
+        error
+    }
+
+    /// Does a table as long as there is somebody to ask.
+    pub(super) async fn unless_gone<T>(
+        &self,
+        table: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<T> {
+        self.absent.unless_needed(table).await
     }
 
     /// Waits from now on for servers that are away.

@@ -6,6 +6,7 @@
 //! other would say the same.
 
 mod member;
+mod weights;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -117,6 +118,12 @@ impl Pool {
         self.members.iter().filter_map(|member| member.state().engine.clone()).collect()
     }
 
+    /// Returns the addresses of those servers, as they were given.
+    pub fn reached(&self) -> Vec<&str> {
+        let met = |member: &&Member| member.state().engine.is_some();
+        self.members.iter().filter(met).map(|member| member.options.url.as_str()).collect()
+    }
+
     /// Returns the name of the model.
     pub fn model(&self) -> Option<String> {
         self.same().model.clone()
@@ -125,44 +132,6 @@ impl Pool {
     /// Returns the dialects that are spoken, each once.
     pub fn dialects(&self) -> Vec<Dialect> {
         self.same().dialects.clone()
-    }
-
-    /// Returns the version of the weights that are at work, if anybody tells. It is
-    /// an error if they tell different ones, or if nobody can be asked.
-    pub async fn weight_version(&self) -> Result<Option<String>, Error> {
-        let engines = self.engines();
-        let told = join_all(engines.iter().map(Engine::weight_version)).await;
-        let mut known: Option<(String, String)> = None;
-        let (mut heard, mut first) = (false, None);
-        for (engine, weights) in engines.iter().zip(told) {
-            let weights = match weights {
-                Ok(weights) => weights,
-                Err(error) => {
-                    first.get_or_insert(error);
-                    continue;
-                }
-            };
-            heard = true;
-            let Some(weights) = weights else { continue };
-            match &known {
-                None => known = Some((engine.url(), weights)),
-                Some((_, same)) if *same == weights => {}
-                Some((other, wanted)) => {
-                    return Err(Error::Unlike {
-                        url: engine.url(),
-                        has: format!("carries the weights `{weights}`"),
-                        other: other.clone(),
-                        wanted: format!("carries `{wanted}`"),
-                    });
-                }
-            }
-        }
-        if let Some(error) = first.filter(|_| !heard) {
-            return Err(error);
-        }
-        let weights = known.map(|(_, weights)| weights);
-        self.same().weights.clone_from(&weights);
-        Ok(weights)
     }
 
     /// Tells whether nobody can be reached any more.
@@ -285,7 +254,11 @@ impl Pool {
     async fn late(&self, member: &Member) -> Result<Engine, Error> {
         let options = EngineOptions { retries: Retries::none(), ..member.options.clone() };
         let engine = Engine::connect(options).await?;
-        let weights = engine.weight_version().await.ok().flatten();
+        let weights = match engine.weight_version().await {
+            // One that may carry others must not be taken for one that tells none.
+            Err(error) if error.is_transient() => return Err(error),
+            told => told.ok().flatten(),
+        };
         let same = self.same().clone();
         let unlike = |has: String, wanted: String| Error::Unlike {
             url: engine.url(),

@@ -142,3 +142,62 @@ fn when_all_are_gone_the_stage_ends() {
         assert!(talk.contains(&format!("calls {} cache hits {paid}", 9 - paid)), "{talk}");
     }
 }
+
+/// A server that only was too busy to tell the version of its weights is not taken
+/// for one that has none, under which no answer is kept.
+#[test]
+fn a_version_that_is_not_told_at_once_is_asked_for_again() {
+    let (bench, fake) = (Bench::new(), serving("m"));
+    let told = || Reply::json(200, json!({"model_path": "m", "weight_version": "7"}));
+    let busy = || Reply::json(503, json!({"error": "busy"})).with("retry-after", "0");
+    fake.on("/model_info", [told()]);
+    bench.run("judge", &["--engine", &fake.url()], 0);
+    for busy_times in 1..=2 {
+        let replies = std::iter::once(told()).chain((0..busy_times).map(|_| busy()));
+        fake.on("/model_info", replies.chain([told()]));
+        let talk = bench.run("judge", &["--engine", &fake.url()], 0);
+        assert!(talk.contains("calls 0 cache hits 9"), "{talk}");
+    }
+    // One that never tells it is asked anew, which is said.
+    fake.on("/model_info", [told(), busy()]);
+    let talk = bench.run("judge", &["--engine", &fake.url()], 0);
+    assert!(talk.contains("calls 9 cache hits 0"), "{talk}");
+    assert!(talk.contains("kept under a version of the weights are not found"), "{talk}");
+}
+
+/// Answers are kept as the model's of those servers that were met. Another one that
+/// was named but was away may serve anything.
+#[test]
+fn who_was_never_met_has_no_kept_answers() {
+    let (bench, fake) = (Bench::new(), serving("m"));
+    let (url, dead) = (fake.url(), "http://127.0.0.1:1");
+    bench.run("judge", &["--engine", &url, "--engine", dead, "--retries", "0"], 0);
+    drop(fake);
+    std::fs::remove_file(&bench.output).unwrap();
+    let talk = bench.run("judge", &["--engine", dead, "--retries", "0"], 4);
+    assert!(talk.contains("cannot reach"), "{talk}");
+    assert!(!bench.output.exists());
+    let talk = bench.run("judge", &["--engine", dead, "--engine", &url, "--retries", "0"], 0);
+    assert!(talk.contains("calls 0 cache hits 9"), "{talk}");
+}
+
+/// A dry run leaves out what the budget of calls would.
+#[test]
+fn a_dry_run_counts_as_far_as_the_calls_go() {
+    let (bench, fake) = (Bench::new(), serving("m"));
+    let url = fake.url();
+    let flags = ["--engine", &url, "--at-once", "1", "--max-requests", "4"];
+    let dry = oclaw_keeping(bench.folder.path())
+        .arg("judge")
+        .arg(&bench.input)
+        .args(flags)
+        .arg("--dry-run")
+        .assert()
+        .code(0);
+    let foretold = words(&dry.get_output().stdout);
+    assert!(foretold.contains("to ask about 3 calls 3 cache hits 0"), "{foretold}");
+    assert!(foretold.contains("left out: budget of calls 2"), "{foretold}");
+    let talk = bench.run("judge", &flags, 3);
+    assert!(talk.contains("calls 3 cache hits 0"), "{talk}");
+    assert!(talk.contains("left out: budget 2"), "{talk}");
+}

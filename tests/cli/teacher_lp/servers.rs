@@ -1,11 +1,15 @@
 //! `oclaw teacher-lp --engine` with several servers of one model.
 
 use std::net::TcpListener;
+use std::process::{Command, Stdio};
 
 use oclaw::serving;
+use oclaw::template::Tokenizer;
+use serde_json::json;
 use tokio::runtime::Runtime;
 
-use super::run;
+use super::{hinted, run};
+use crate::harness::fake_engine::{FakeEngine, Reply};
 use crate::harness::fixture_models as models;
 
 #[test]
@@ -55,4 +59,54 @@ fn servers_that_are_all_away_end_the_run() {
     let flags = ["--retries", "0", "--tokenizer", model, "--engine", &engines];
     let (_, turns, _) = run(folder.path(), &flags, 4);
     assert_eq!(turns, []);
+}
+
+/// When the last server goes, the run ends: no hint is blamed and no table written.
+#[test]
+fn servers_that_are_all_gone_end_the_run() {
+    let model = models().join("tiny-qwen3");
+    let probe = Tokenizer::load(&model).unwrap().encode("one two three").unwrap();
+    let scored = |(at, id): (usize, &i32)| json!([(at > 0).then_some(-1.0), id, null]);
+    let scored: Vec<_> = probe.iter().enumerate().map(scored).collect();
+    for others in [&[][..], &["http://127.0.0.1:1"]] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("taught.parquet");
+        let fake = FakeEngine::start();
+        let info = json!({"model_path": "m", "weight_version": "7"});
+        fake.on("/model_info", [Reply::json(200, info)]);
+        fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "m"}]}))]);
+        let answer = json!({"text": "", "meta_info": {
+            "input_token_logprobs": scored, "weight_version": "7", "prompt_tokens": probe.len(),
+            "completion_tokens": 0, "finish_reason": {"type": "length", "length": 0},
+        }});
+        fake.on("/generate", [Reply::json(200, answer)]);
+        fake.hold_after("/generate", 1);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_oclaw"));
+        command.args(["teacher-lp", "--retries", "0", "--engine", &fake.url(), "--tokenizer"]);
+        command.arg(&model).arg("-o").args([&output, &hinted(folder.path())]);
+        command.args(others.iter().flat_map(|url| ["--engine", url]));
+        command.env("XDG_CACHE_HOME", folder.path()).stderr(Stdio::piped());
+        let child = command.stdout(Stdio::null()).spawn().unwrap();
+        fake.arrived("/generate", 2);
+        drop(fake);
+        let ended = child.wait_with_output().unwrap();
+        let talk = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(4), "{talk}");
+        assert!(talk.contains("cannot reach"), "{talk}");
+        assert!(!output.exists());
+    }
+}
+
+/// A dry run leaves out what the budget of calls would.
+#[test]
+fn a_dry_run_counts_as_far_as_the_calls_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = models().join("tiny-qwen3");
+    let flags = ["--model", model.to_str().unwrap(), "--max-requests", "1"];
+    let (words, ..) = run(folder.path(), &[&flags[..], &["--dry-run"]].concat(), 0);
+    assert!(words.contains("to ask about 1 calls 1 cache hits 0"), "{words}");
+    assert!(words.contains("left out: budget of calls 1"), "{words}");
+    let (words, ..) = run(folder.path(), &flags, 3);
+    assert!(words.contains("calls 1 cache hits 0"), "{words}");
+    assert!(words.contains("left out: budget 1"), "{words}");
 }
