@@ -16,12 +16,13 @@ use crate::units;
 
 /// Run the whole loop: serve, capture, judge, train, hand the weights back.
 ///
-/// FILE is the one configuration (`--config` is the same): a section per
+/// FILE is the one configuration (`--config` is the same, and `oclaw.toml` here needs
+/// not be named): a section per
 /// subcommand whose keys are its flags, and `[loop]` for the flags here. Every
 /// stage is its own `oclaw` process with `--follow`; they meet in the folders of
 /// `--run` alone: `turns`, `judged`, `hinted`, `taught`, `ready`, `policy`,
 /// `metrics.jsonl`. The loop adds what connects them (folders, addresses, the
-/// start model), starts them, watches them and starts them again.
+/// start model, the key file of `serve`), starts them, watches them and starts them again.
 ///
 /// `[engines.NAME]` is an inference server: `model = DIR` runs `oclaw engine`,
 /// `command = [...]` with `url` runs any other, `url` alone is somebody else's.
@@ -34,7 +35,8 @@ use crate::units;
 /// Engines come first, then `serve` when those it needs answer, then the stages.
 /// What ends is started again after `--restart-wait`, twice as long each time up
 /// to `--restart-longest`, and from the beginning once it has run for a minute.
-/// Exit codes 2 (settings) and 101 (a bug), and 1 of a server that never was ready,
+/// Exit codes 2 (settings) and 101 (a bug), 1 of a server that never was ready, and a
+/// program that is not there,
 /// `--give-up` times without a good minute between, are not tried again: if chats
 /// depend on it the loop ends, else the others go on and the exit code is 3. A stage whose budget is spent (exit
 /// code 3) is left ended.
@@ -56,7 +58,7 @@ use crate::units;
 /// the same at `/status`, for Prometheus at `/metrics`, and `/healthz`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The configuration
+    /// The configuration [default: that of --config, or oclaw.toml]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     /// Folder of the run

@@ -312,6 +312,14 @@ fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
         Error::Version { .. } => (Kind::Usage, Some("give it by `--version`".to_owned())),
         Error::Locked { .. } => (Kind::Failed, Some("wait longer by `--wait`".to_owned())),
         Error::OtherVersion { .. } => (Kind::Engine, None),
+        Error::Engine {
+            step: sync::Step::Announce,
+            source: source @ engine::Error::Unauthorized { .. },
+        } => {
+            let how = "give the key of `oclaw serve` by `--proxy-key-file` or \
+                       `OCLAW_SYNC_WEIGHTS_PROXY_KEY`";
+            (of_engine(source).0, Some(how.to_owned()))
+        }
         Error::Engine { source, .. } => of_engine(source),
     }
 }

@@ -306,10 +306,17 @@ fn keys_of_control(args: &Args) -> anyhow::Result<Keys> {
     keys(args.control_key_file.as_deref(), "control")
 }
 
-/// Reads a file of keys: `NAME KEY` or just `KEY` a line. Messages never show
-/// a line: it may be a key.
+/// Reads a file of keys.
 pub(crate) fn keys(file: Option<&Path>, name: &str) -> anyhow::Result<Keys> {
-    let Some(file) = file else { return Ok(Keys::default()) };
+    match file {
+        Some(file) => Ok(Keys::new(key_lines(file, name)?)),
+        None => Ok(Keys::default()),
+    }
+}
+
+/// Reads the names and keys of a file: `NAME KEY` or just `KEY` a line, one at least.
+/// Messages never show a line: it may be a key.
+pub(crate) fn key_lines(file: &Path, name: &str) -> anyhow::Result<Vec<(String, SecretString)>> {
     let place = file.display();
     let text = std::fs::read_to_string(file)
         .map_err(|error| Failure::usage(format!("cannot read the keys in `{place}`: {error}")))?;
@@ -330,7 +337,7 @@ pub(crate) fn keys(file: Option<&Path>, name: &str) -> anyhow::Result<Keys> {
     }
     match found.is_empty() {
         true => Err(Failure::usage(format!("no key in `{place}`")).into()),
-        false => Ok(Keys::new(found)),
+        false => Ok(found),
     }
 }
 

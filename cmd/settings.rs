@@ -6,6 +6,7 @@
 //! the same name. What the subcommand gets is an ordinary clap struct.
 
 mod environment;
+mod place;
 mod reference;
 
 use std::collections::BTreeMap;
@@ -46,8 +47,7 @@ fn parse_from(command: Command, argv: Vec<OsString>) -> Result<Parsed, clap::Err
     let plain = |message: String| refuse(&mut Command::new("oclaw"), &message);
     let (argv, mut notes) = reference::arguments(&command, argv).map_err(plain)?;
     let argv = join_negative(argv);
-    let config = config_path(&argv).or_else(|| config_named(&command, &argv));
-    let config = config.or_else(config_of_environment);
+    let config = place::config(&command, &argv);
     let mut file = ConfigFile::default();
     if let Some(path) = &config {
         file = ConfigFile::read(path).map_err(|message| refuse(&mut command, &message))?;
@@ -196,34 +196,6 @@ fn name_environment(command: Command) -> Command {
     })
 }
 
-/// Finds `--config FILE` without understanding the rest of the command line.
-fn config_path(argv: &[OsString]) -> Option<PathBuf> {
-    let mut words = argv.iter().skip(1).take_while(|word| *word != "--");
-    while let Some(word) = words.next() {
-        if word == "--config" {
-            return words.next().map(PathBuf::from);
-        }
-        if let Some(path) = word.to_str().and_then(|word| word.strip_prefix("--config=")) {
-            return Some(PathBuf::from(path));
-        }
-    }
-    None
-}
-
-/// Finds the file of the subcommand that takes it as its one argument.
-fn config_named(command: &Command, argv: &[OsString]) -> Option<PathBuf> {
-    let lenient = command.clone().ignore_errors(true);
-    let matches = lenient.try_get_matches_from(argv).ok()?;
-    match matches.subcommand()? {
-        ("loop", inner) => inner.get_one::<PathBuf>("file").cloned(),
-        _ => None,
-    }
-}
-
-fn config_of_environment() -> Option<PathBuf> {
-    std::env::var_os("OCLAW_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
-}
-
 /// A configuration file: one section per subcommand, shared flags on top. What only
 /// `oclaw loop` reads is checked, and left to it.
 #[derive(Debug, Default)]
@@ -291,7 +263,11 @@ impl ConfigFile {
                 } else {
                     format!("in `[{section}]`")
                 };
-                return Err(format!("{place}: no setting `{key}` {scope}; settings are {known}"));
+                let ours = format!("`{}`", key.replace('_', "-"));
+                return Err(match known.contains(&ours) {
+                    true => format!("{place}: no setting `{key}` {scope}; it is {ours}"),
+                    false => format!("{place}: no setting `{key}` {scope}; settings are {known}"),
+                });
             };
             let defaults = values.clone();
             let change = move |arg: clap::Arg| arg.required(false).default_values(defaults);

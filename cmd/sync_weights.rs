@@ -16,6 +16,7 @@ use crate::common::Context;
 use crate::embedded;
 use crate::follow::interval;
 use crate::report::{Exit, Failure};
+use crate::serve::key_lines;
 use crate::stores;
 use crate::units;
 use crate::visible::visible;
@@ -81,7 +82,7 @@ pub(crate) struct Args {
     /// Address of an `oclaw serve` to tell afterwards; may be given several times
     #[arg(long, value_name = "URL")]
     proxy: Vec<String>,
-    /// File with the proxies' key
+    /// File with the proxies' key, as `oclaw serve` reads it
     #[arg(long, value_name = "FILE")]
     proxy_key_file: Option<PathBuf>,
     /// Version to send instead of the one in the folder's name
@@ -198,7 +199,11 @@ fn is_due(carried: Option<&str>, wanted: &str, every: u64) -> bool {
 /// Finds the servers.
 async fn connect(args: &Args, context: &Context) -> anyhow::Result<Servers> {
     let engine_key = embedded::key(&context.command, args.engine_key_file.as_deref())?;
-    let proxy_key = embedded::key("sync-weights-proxy", args.proxy_key_file.as_deref())?;
+    let proxy_key = match &args.proxy_key_file {
+        // It may be the one that `oclaw serve` reads: any key of it will do.
+        Some(file) => key_lines(file, "proxy")?.into_iter().next().map(|(_, key)| key),
+        None => embedded::key("sync-weights-proxy", None)?,
+    };
     let options = |url: &String, key| {
         let mut options = EngineOptions::new(url);
         options.key = key;

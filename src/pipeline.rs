@@ -90,6 +90,13 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether another start meets the same: there is no such program, or it may not
+    /// be run.
+    fn is_lasting(&self) -> bool {
+        let lasting = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied];
+        matches!(self, Self::Start { source, .. } if lasting.contains(&source.kind()))
+    }
+
     fn file(path: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::File { path: path.into(), source }
     }

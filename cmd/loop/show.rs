@@ -107,7 +107,7 @@ fn processes(status: &Status) -> String {
             child.phase.clone(),
             time(child.seconds),
             child.restarts.to_string(),
-            child.last_end.clone().unwrap_or_default(),
+            visible(child.last_end.as_deref().unwrap_or_default()),
         ]);
     }
     table.to_string()

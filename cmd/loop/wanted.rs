@@ -13,6 +13,7 @@ use oclaw::pipeline::{
 use super::Args;
 use crate::common::Context;
 use crate::embedded;
+use crate::init::FILE;
 use crate::report::Failure;
 use crate::settings::Configured;
 use crate::units;
@@ -31,9 +32,11 @@ pub(super) struct Wanted {
 
 impl Wanted {
     pub(super) fn of(args: &Args, context: &Context) -> anyhow::Result<Self> {
-        let Some(config) = args.file.as_deref().or(context.config.as_deref()) else {
-            let failure = Failure::usage("a loop needs a configuration");
-            return Err(failure.hint("`oclaw loop FILE`").into());
+        let here = Path::new(FILE);
+        let named = args.file.as_deref().or(context.config.as_deref());
+        let Some(config) = named.or_else(|| here.is_file().then_some(here)) else {
+            let failure = Failure::usage(format!("a loop needs a configuration: no `{FILE}` here"));
+            return Err(failure.hint("`oclaw init` writes one; or `oclaw loop FILE`").into());
         };
         let plan = plan(config)?;
         let run = Run::new(&args.run);

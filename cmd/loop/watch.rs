@@ -15,6 +15,8 @@ use crate::report::{Exit, Failure, told};
 
 /// How often processes are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// The same on a cluster, whose head or controller is asked about each of them.
+const FAR_TICK: Duration = Duration::from_secs(2);
 /// How often the folders are.
 const LOOK: Duration = Duration::from_secs(2);
 /// A look may take so much of the time.
@@ -42,7 +44,8 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
         let doomed = doomed.lock().map(|pids| pids.clone()).unwrap_or_default();
         doomed.into_iter().for_each(|pid| pipeline::signal(pid, true));
     });
-    let Wanted { run, children, engines, front, .. } = wanted;
+    let Wanted { run, children, engines, front, scheduler } = wanted;
+    let pause = if scheduler.kind == pipeline::Kind::Local { TICK } else { FAR_TICK };
     let supervisor = Supervisor::open(launcher, run.clone(), children, limits(args)).await?;
     let mut watch = Watch {
         context,
@@ -70,7 +73,7 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
         }
         tokio::select! {
             () = signalled(&signal), if !drained => {}
-            () = tokio::time::sleep(TICK) => {}
+            () = tokio::time::sleep(pause) => {}
         }
     }
     watch.close()

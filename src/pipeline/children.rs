@@ -1,5 +1,7 @@
 //! Which processes a loop is made of: the commands that a person would type.
 
+mod weights;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -376,19 +378,5 @@ impl Cast<'_> {
             problem: "no start model is named: write `[train] model = DIR`".to_owned(),
         })?;
         path(&found)
-    }
-
-    fn sync(&self) -> Result<Child, Error> {
-        let mut argv = self.command("sync-weights");
-        let mut flag = |name: &str, value: String| argv.extend([format!("--{name}"), value]);
-        flag("follow", path(&self.wishes.run.policy())?);
-        if !self.given("sync-weights", &["engine"]) {
-            policy_engines(self.plan, self.given).into_iter().for_each(|url| flag("engine", url));
-        }
-        if !self.given("sync-weights", &["proxy"]) {
-            flag("proxy", front(self.given)?);
-        }
-        flag("every", self.wishes.weight_sync_interval.to_string());
-        Ok(self.child("sync-weights", Tier::Stage, argv))
     }
 }

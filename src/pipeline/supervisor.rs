@@ -177,9 +177,8 @@ impl Supervisor {
                 self.tell(index, "started");
             }
             Err(error) => {
-                let wait = watched.rest(&self.limits, now);
-                let told = format!("{}: tried again in {:.1} s", chain(&error), wait.as_secs_f64());
-                self.tell(index, &told);
+                let told = watched.not_started(error.is_lasting(), &self.limits, now);
+                self.tell(index, &format!("{}: {told}", chain(&error)));
             }
         }
     }
@@ -217,6 +216,7 @@ impl Supervisor {
             && let Some(words) = logs::last_words(&watched.job.log)
         {
             told.push_str(&format!("\n  {words}"));
+            watched.last_end = watched.last_end.take().map(|end| format!("{end}: {words}"));
         }
         self.tell(index, &told);
     }

@@ -141,6 +141,18 @@ impl Watched {
         format!("{end}: started again in {:.1} s", wait.as_secs_f64())
     }
 
+    /// Notes that it could not be started, and says what comes of it.
+    pub(super) fn not_started(&mut self, lasting: bool, limits: &Limits, now: Instant) -> String {
+        self.last_end = Some("could not be started".to_owned());
+        self.faults += u32::from(lasting);
+        if self.faults >= limits.give_up {
+            self.enter(Phase::GivenUp, now);
+            return "it is not tried again".to_owned();
+        }
+        let wait = self.rest(limits, now);
+        format!("tried again in {:.1} s", wait.as_secs_f64())
+    }
+
     /// Lets it rest, longer each time.
     pub(super) fn rest(&mut self, limits: &Limits, now: Instant) -> Duration {
         let doubled = limits.first_wait.saturating_mul(1 << self.streak.min(20));
@@ -239,5 +251,12 @@ mod tests {
         let mut it = watched(false);
         assert!(run(&mut it, 1, Some(3)).is_none());
         assert_eq!(it.phase, Phase::Finished);
+        // A program that is not there; a machine that is full may have room again.
+        let mut it = watched(true);
+        let now = Instant::now();
+        let told = [true, false, true, true].map(|gone| it.not_started(gone, &LIMITS, now));
+        let wanted = ["1.0", "2.0", "4.0"].map(|wait| format!("tried again in {wait} s"));
+        assert_eq!(told[..3], wanted);
+        assert_eq!((told[3].as_str(), it.phase), ("it is not tried again", Phase::GivenUp));
     }
 }

@@ -6,6 +6,7 @@ mod faults;
 #[cfg(feature = "torch")]
 mod initial;
 mod refusals;
+mod slurm;
 mod stages;
 #[cfg(feature = "torch")]
 mod whole;

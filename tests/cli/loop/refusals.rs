@@ -37,6 +37,7 @@ fn what_cannot_work_is_refused_before_anything_starts() {
         ),
         ("[engines.a]\nmodl = \"m\"\n", &[], "`oclaw.toml` line 2: no setting `modl`"),
         ("[loop]\ngrce = \"1s\"\n", &[], "`oclaw.toml` line 2: no setting `grce` in `[loop]`"),
+        ("[loop]\nweight_sync_interval = 2\n", &[], "in `[loop]`; it is `weight-sync-interval`"),
         ("[loop]\ntrain-hours = [\"22-6\"]\n", &[], "wanted hours as in `22:00-06:00`"),
         (
             "[serve]\nmodel = \"m\"\n[judge]\nrules = \"\"\n[hint]\nfrom-feedback = true\n\
@@ -48,10 +49,15 @@ fn what_cannot_work_is_refused_before_anything_starts() {
         let said = refused(config, further);
         assert!(said.contains(words), "{config}: {said}");
     }
-    let output = oclaw().arg("loop").assert().code(2);
-    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-    assert!(said.contains("a loop needs a configuration\nhint: `oclaw loop FILE`"), "{said}");
     let folder = tempfile::tempdir().unwrap();
+    let output = oclaw().arg("loop").current_dir(folder.path()).assert().code(2);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let words = "a loop needs a configuration: no `oclaw.toml` here\nhint: `oclaw init` writes one";
+    assert!(said.contains(words), "{said}");
+    fs::write(folder.path().join("oclaw.toml"), "[loop]\ngrce = \"1s\"\n").unwrap();
+    let output = oclaw().arg("loop").current_dir(folder.path()).assert().code(2);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("`oclaw.toml` line 2: no setting `grce`"), "{said}");
     let mut command = oclaw();
     let output = command.args(["loop", "--status"]).arg(folder.path()).assert().code(2);
     let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
@@ -86,4 +92,20 @@ fn a_loop_whose_server_cannot_work_ends_and_says_so() {
         assert!(said.contains(words), "{words}: {said}");
     }
     assert!(fs::read_to_string(looped.path("run/logs/loop.log")).unwrap().contains("not started"));
+}
+
+/// A program that is not there will not be there the next time either.
+#[test]
+fn an_engine_that_does_not_exist_is_given_up() {
+    let config = format!(
+        "[engines.policy]\ncommand = [\"./no-such-engine\"]\nurl = \"http://ENGINE\"\n\
+         [serve]\nlisten = \"FRONT\"\n{BARE}give-up = 3\nrestart-wait = \"10ms\"\n"
+    );
+    let looped = Loop::new(&config);
+    let output = looped.command().timeout(super::PATIENCE).assert().code(1);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let cannot = "engine-policy: cannot start `engine-policy` (`./no-such-engine`): ";
+    assert_eq!(said.matches(cannot).count(), 3, "{said}");
+    assert!(said.contains(": it is not tried again\n"), "{said}");
+    assert!(said.contains("`engine-policy` cannot work, and chats depend on it"), "{said}");
 }

@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::super::follow::Running;
 use super::chats::{Chatter, converse};
 use super::{Loop, PATIENCE, signal};
 use crate::harness::fake_engine::{FakeEngine, Reply};
 use crate::harness::fake_upstream::{FakeUpstream, Seen, Speaks, Step, json as whole};
+use crate::harness::oclaw;
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// An engine that answers everything alike, in SGLang's way.
-fn engine() -> FakeUpstream {
+pub(super) fn engine() -> FakeUpstream {
     let answer = |_: &Seen| -> Vec<Step> {
         let answer = json!({"metadata": {"weight_version": "0"}, "choices": [{"index": 0,
             "message": {"role": "assistant", "content": "Paris"}, "finish_reason": "stop",
@@ -29,17 +31,17 @@ fn engine() -> FakeUpstream {
 }
 
 /// Serve in front of somebody else's engine, a judge, and what is asked for.
-fn config(engine: &str, rest: &str) -> String {
+pub(super) fn config(engine: &str, rest: &str) -> String {
     format!(
         "[engines.policy]\nurl = \"{engine}\"\n[serve]\nlisten = \"FRONT\"\n\
          shard-age = \"200ms\"\n[advantage]\npoll = \"100ms\"\nestimator = \"grpo\"\n{rest}"
     )
 }
 
-const ONLY_JUDGE: &str =
+pub(super) const ONLY_JUDGE: &str =
     "[loop]\nwithout = [\"hint\", \"teacher-lp\", \"train\", \"sync-weights\"]\n";
 
-fn pending(status: &Value, stage: &str) -> i64 {
+pub(super) fn pending(status: &Value, stage: &str) -> i64 {
     status["account"]["pending"][stage].as_i64().unwrap_or(0)
 }
 
@@ -116,6 +118,8 @@ fn a_stage_with_wrong_settings_is_given_up_and_the_others_go_on() {
     until("/metrics", "oclaw_loop_turns_pending{stage=\"judge\"} 2\n");
     until("/metrics", "oclaw_loop_process_up{process=\"serve\",phase=\"up\"} 1\n");
     until("/status", "\"captured\":2");
+    // Why, without a look at its log.
+    until("/status", "\"last_end\":\"ended with exit code 2: oclaw judge: ");
     assert!(page("/healthz").starts_with("HTTP/1.1 200"));
     assert!(page("/elsewhere").starts_with("HTTP/1.1 404"));
     let (code, words) = running.stop();
@@ -146,6 +150,41 @@ fn an_engine_that_dies_during_an_update_gets_it_again() {
     looped.until("the policy is served", |status| {
         status["policy"]["served"][&engine.url()] == "7" && status["policy"]["staleness"] == 0
     });
+    assert_eq!(running.stop().0, Some(0));
+}
+
+/// Who has a key for chats needs no second one for the weights, and a file in the
+/// folder need not be named.
+#[test]
+fn a_server_with_keys_is_told_of_new_weights() {
+    let engine = FakeEngine::sglang();
+    let rest = "key-file = \"clients.keys\"\n[sync-weights]\npoll = \"100ms\"\n[loop]\n\
+                without = [\"judge\", \"hint\", \"teacher-lp\", \"advantage\", \"train\"]\n";
+    let text = format!(
+        "[engines.policy]\nurl = \"{}\"\n[serve]\nlisten = \"FRONT\"\n{rest}",
+        engine.url()
+    );
+    let looped = Loop::new(&text);
+    fs::write(looped.path("clients.keys"), "# people\nme sesame\n").unwrap();
+    let policy = looped.path("run/policy/step-000007");
+    fs::create_dir_all(&policy).unwrap();
+    fs::write(policy.join("config.json"), "{}").unwrap();
+    fs::write(policy.join("model.safetensors"), "").unwrap();
+    std::os::unix::fs::symlink("step-000007", looped.path("run/policy/latest")).unwrap();
+    let mut command = oclaw();
+    command.arg("loop").current_dir(looped.path(""));
+    let mut running = Running::start(&command);
+    running.hears("sync-weights: started");
+    let log = || fs::read_to_string(looped.path("run/logs/sync-weights.log")).unwrap_or_default();
+    let start = Instant::now();
+    while !log().contains("version 7 pushed") {
+        assert!(start.elapsed() < PATIENCE, "{}", log());
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+    assert!(!log().contains("refused the key"), "{}", log());
+    let argv = looped.pid("sync-weights").map(|pid| fs::read(format!("/proc/{pid}/cmdline")));
+    let argv = String::from_utf8(argv.unwrap().unwrap()).unwrap();
+    assert!(argv.contains("clients.keys") && !argv.contains("sesame"), "{argv}");
     assert_eq!(running.stop().0, Some(0));
 }
 

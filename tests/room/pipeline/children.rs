@@ -135,6 +135,30 @@ fn one_process_serves_and_what_is_left_out_is_passed_over() {
     assert!(children.iter().all(|child| child.process.env.is_empty()));
 }
 
+/// Whoever pushes weights needs a key that serve takes, and is told which.
+#[test]
+fn the_key_of_serve_is_passed_on() {
+    let base = "[engines.policy]\nmodel = \"m\"\nurl = \"http://127.0.0.1:30001\"\n\
+                [judge]\nrules = \"\"\n[hint]\nfrom-feedback = true\n";
+    let sync = |rest: &str| words(&cast(&format!("{base}{rest}"), &[]), "sync-weights");
+    let told = |rest: &str| {
+        let words = sync(rest);
+        let file = words.split_once("--proxy-key-file ").map(|(_, rest)| rest.to_owned());
+        file.map(|rest| rest.split(' ').next().unwrap().to_owned())
+    };
+    let both = "[serve]\nkey-file = \"a\"\ncontrol-key-file = \"b\"\n";
+    assert_eq!(told(""), None);
+    assert_eq!(told("[serve]\nkey-file = \"a\"\n").as_deref(), Some("a"));
+    assert_eq!(told(both).as_deref(), Some("b"));
+    for own in [
+        "[sync-weights]\nproxy-key-file = \"c\"\n",
+        "[sync-weights]\nproxy = \"http://elsewhere:1\"\n",
+        "[sync-weights]\nenv = { OCLAW_SYNC_WEIGHTS_PROXY_KEY = \"k\" }\n",
+    ] {
+        assert_eq!(told(&format!("{both}{own}")), None, "{own}");
+    }
+}
+
 /// A process is taken up only if it would be started the same way again.
 #[test]
 fn other_settings_make_another_process() {

@@ -1,6 +1,7 @@
 #!/bin/sh
 # sbatch, squeue, sacct and scancel of a cluster in a folder, by the name this is
-# called by. Words and exit codes are those of Slurm 23.11.
+# called by. Words and exit codes are those of Slurm 23.11. With a file `runs` in the
+# folder a job is run at once; else a test says how it is.
 folder=@FOLDER@
 jobs=$folder/jobs
 program=$(basename "$0")
@@ -24,6 +25,21 @@ option() { # NAME ARGUMENT…
   done
 }
 
+put() { # FILE TEXT
+  printf %s "$2" > "$1.new" && mv "$1.new" "$1"
+}
+
+run() { # NUMBER LOG
+  exec < /dev/null >> "$2" 2>&1
+  setsid sh "$jobs/$1.script" &
+  put "$jobs/$1.pid" $!
+  wait $!
+  code=$?
+  # What a signal has ended has no exit code.
+  if [ $code -ge 128 ]; then put "$jobs/$1.code" "0:$((code - 128))"; else put "$jobs/$1.code" "$code:0"; fi
+  if [ $code -eq 0 ]; then put "$jobs/$1.state" COMPLETED; else put "$jobs/$1.state" FAILED; fi
+}
+
 case $program in
   sbatch)
     away "sbatch: error: Batch job submission failed: slurm_submit_batch_job"
@@ -33,6 +49,10 @@ case $program in
     printf %s PENDING > "$jobs/$number.state"
     printf %s 0:0 > "$jobs/$number.code"
     printf %s "$(option --job-name "$@")" > "$jobs/$number.name"
+    if [ -e "$folder/runs" ]; then
+      put "$jobs/$number.state" RUNNING
+      run "$number" "$(option --output "$@" | sed 's/%%/%/g')" > /dev/null 2>&1 &
+    fi
     if [ -e "$folder/sbatch-loses" ]; then
       [ ! -e "$folder/squeue-fails-later" ] || : > "$folder/controller-away"
       echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
@@ -76,5 +96,9 @@ case $program in
     away "scancel: error: Kill job error on job id"
     for last; do :; done
     echo "$*" >> "$jobs/$last.cancelled"
+    signal=$(option --signal "$@")
+    if [ -n "$signal" ] && [ -e "$jobs/$last.pid" ]; then
+      kill -s "$signal" -- "-$(cat "$jobs/$last.pid")" 2> /dev/null || true
+    fi
     ;;
 esac

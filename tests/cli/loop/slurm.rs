@@ -1,0 +1,118 @@
+//! A loop whose processes are jobs of a Slurm cluster: of one in a folder, whose
+//! commands run what is submitted.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use super::super::follow::Running;
+use super::chats::converse;
+use super::stages::{ONLY_JUDGE, config, engine, pending};
+use super::{Loop, signal};
+use crate::harness::root;
+
+/// The cluster.
+struct Cluster(tempfile::TempDir);
+
+impl Cluster {
+    fn new() -> Self {
+        let cluster = Self(tempfile::tempdir().unwrap());
+        for folder in ["commands", "jobs"] {
+            fs::create_dir(cluster.at(folder)).unwrap();
+        }
+        fs::write(cluster.at("runs"), "").unwrap();
+        let script = fs::read_to_string(root().join("tests/room/pipeline/slurm/fake.sh")).unwrap();
+        let script = script.replace("@FOLDER@", &cluster.0.path().display().to_string());
+        for name in ["sbatch", "squeue", "sacct", "scancel"] {
+            let path = cluster.at("commands").join(name);
+            fs::write(&path, &script).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        cluster
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Starts a loop that finds these commands first.
+    fn start(&self, looped: &Loop) -> Running {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = looped.command();
+        command.env("PATH", format!("{}:{path}", self.at("commands").display()));
+        Running::start(&command)
+    }
+
+    /// Lists the jobs: number, name, state.
+    fn jobs(&self) -> Vec<(u64, String, String)> {
+        let read = |number: u64, what: &str| {
+            fs::read_to_string(self.at(&format!("jobs/{number}.{what}"))).unwrap_or_default()
+        };
+        (1001..)
+            .map(|number| (number, read(number, "name"), read(number, "state")))
+            .take_while(|(_, name, _)| !name.is_empty())
+            .collect()
+    }
+
+    fn pid(&self, number: u64) -> Option<i64> {
+        fs::read_to_string(self.at(&format!("jobs/{number}.pid"))).ok()?.trim().parse().ok()
+    }
+
+    /// Returns the number of the newest job of a stage.
+    fn newest(&self, stage: &str) -> u64 {
+        let named = |name: &str| name.contains(&format!("-{stage}-"));
+        self.jobs().into_iter().rev().find(|(_, name, _)| named(name)).unwrap().0
+    }
+}
+
+impl Drop for Cluster {
+    /// Jobs outlive a loop that failed.
+    fn drop(&mut self) {
+        for (number, _, state) in self.jobs() {
+            if let Some(pid) = self.pid(number).filter(|_| state == "RUNNING") {
+                signal(pid, "KILL");
+            }
+        }
+    }
+}
+
+#[test]
+fn jobs_outlive_the_loop_are_taken_up_started_again_and_ended() {
+    let (cluster, upstream) = (Cluster::new(), engine());
+    let rest = format!(
+        "[judge]\nrules = \"\"\npoll = \"100ms\"\n{ONLY_JUDGE}restart-wait = \"100ms\"\n\
+         [scheduler]\nkind = \"slurm\"\npartition = \"gpu\"\nargs = [\"--time=1-0\"]\n"
+    );
+    let looped = Loop::new(&config(&upstream.url(), &rest));
+    let mut first = cluster.start(&looped);
+    first.hears("serve: ready");
+    first.hears("judge: started");
+    first.hears("advantage: started");
+    converse(&looped.front, "watched", 4);
+    looped.until("turns are ready", |status| pending(status, "nobody") == 3);
+    let arguments = fs::read_to_string(cluster.at("jobs/1001.arguments")).unwrap();
+    assert!(arguments.contains("--partition=gpu\n--time=1-0\n"), "{arguments}");
+    first.kill();
+    // Nobody watches: the jobs go on all the same.
+    converse(&looped.front, "alone", 4);
+    let mut second = cluster.start(&looped);
+    for stage in ["serve", "judge", "advantage"] {
+        second.hears(&format!("{stage}: taken up"));
+    }
+    looped.until("turns are ready", |status| pending(status, "nobody") == 6);
+    assert_eq!(cluster.jobs().len(), 3, "{:?}", cluster.jobs());
+    signal(cluster.pid(cluster.newest("judge")).unwrap(), "KILL");
+    second.hears("judge: was killed: started again in 0.1 s");
+    second.hears("judge: started");
+    converse(&looped.front, "again", 2);
+    looped.until("turns are ready", |status| pending(status, "nobody") == 7);
+    let (code, words) = second.stop();
+    assert_eq!(code, Some(0), "{words}");
+    let jobs = cluster.jobs();
+    let states: Vec<&str> = jobs.iter().map(|(_, _, state)| state.as_str()).collect();
+    assert_eq!(states.iter().filter(|state| **state == "COMPLETED").count(), 3, "{jobs:?}");
+    assert_eq!(states.iter().filter(|state| **state == "FAILED").count(), 1, "{jobs:?}");
+    assert_eq!(jobs.len(), 4, "{jobs:?}");
+    let log = fs::read_to_string(looped.path("run/logs/judge.log")).unwrap();
+    assert!(!log.is_empty(), "a job writes its log itself");
+}
