@@ -96,6 +96,18 @@ impl Loop {
         children.iter().find(|it| it["name"] == child)?["pid"].as_i64()
     }
 
+    /// Waits until a child runs. That it was started is said before it is written down.
+    pub(super) fn running(&self, child: &str) -> i64 {
+        let start = Instant::now();
+        loop {
+            if let Some(pid) = self.pid(child) {
+                return pid;
+            }
+            assert!(start.elapsed() < PATIENCE, "{child} does not run\n{}", self.logs());
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+    }
+
     fn logs(&self) -> String {
         let mut text = String::new();
         let entries = fs::read_dir(self.path("run/logs")).into_iter().flatten();

@@ -142,8 +142,7 @@ fn an_engine_that_dies_during_an_update_gets_it_again() {
     running.hears("sync-weights: started");
     std::os::unix::fs::symlink("step-000007", looped.path("run/policy/latest")).unwrap();
     engine.arrived("/update_weights_from_disk", 1);
-    let pid = looped.pid("sync-weights");
-    signal(pid.unwrap(), "KILL");
+    signal(looped.running("sync-weights"), "KILL");
     running.hears("sync-weights: was killed");
     engine.restart();
     engine.release();
@@ -182,8 +181,8 @@ fn a_server_with_keys_is_told_of_new_weights() {
         std::thread::park_timeout(Duration::from_millis(50));
     }
     assert!(!log().contains("refused the key"), "{}", log());
-    let argv = looped.pid("sync-weights").map(|pid| fs::read(format!("/proc/{pid}/cmdline")));
-    let argv = String::from_utf8(argv.unwrap().unwrap()).unwrap();
+    let argv = fs::read(format!("/proc/{}/cmdline", looped.running("sync-weights"))).unwrap();
+    let argv = String::from_utf8(argv).unwrap();
     assert!(argv.contains("clients.keys") && !argv.contains("sesame"), "{argv}");
     assert_eq!(running.stop().0, Some(0));
 }
@@ -201,7 +200,7 @@ fn one_loop_a_folder_and_two_signals_end_it() {
     let second = looped.command().timeout(PATIENCE).assert().code(1);
     let said = String::from_utf8(second.get_output().stderr.clone()).unwrap();
     assert!(said.contains("run/state"), "{said}");
-    let serve = looped.pid("serve").unwrap();
+    let serve = looped.running("serve");
     // Serve does not end while it is stopped.
     signal(serve, "STOP");
     running.signal("TERM");

@@ -126,7 +126,7 @@ fn an_engine_that_was_killed_gets_the_newest_weights_again() {
         policy["published"].as_u64().map(|step| step.to_string()) == served && served.is_some()
     };
     looped.until("the policy is served", caught_up);
-    let pid = looped.pid("engine-policy").unwrap();
+    let pid = looped.running("engine-policy");
     signal(pid, "KILL");
     running.hears("engine-policy: was killed");
     running.hears("engine-policy: ready");
