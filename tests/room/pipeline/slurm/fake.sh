@@ -30,6 +30,7 @@ put() { # FILE TEXT
 }
 
 run() { # NUMBER LOG
+  # For good: a shell keeps what it is to give back, and who reads that would wait.
   exec < /dev/null >> "$2" 2>&1
   setsid sh "$jobs/$1.script" &
   put "$jobs/$1.pid" $!
@@ -51,7 +52,7 @@ case $program in
     printf %s "$(option --job-name "$@")" > "$jobs/$number.name"
     if [ -e "$folder/runs" ]; then
       put "$jobs/$number.state" RUNNING
-      run "$number" "$(option --output "$@" | sed 's/%%/%/g')" > /dev/null 2>&1 &
+      (run "$number" "$(option --output "$@" | sed 's/%%/%/g')") &
     fi
     if [ -e "$folder/sbatch-loses" ]; then
       [ ! -e "$folder/squeue-fails-later" ] || : > "$folder/controller-away"
