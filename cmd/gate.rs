@@ -42,7 +42,8 @@ use receipt::Receipt;
 ///
 /// The rule: let d be the mean of candidate minus current over the items both have
 /// a score of, and its interval the 95 % percentile bootstrap over whole sessions
-/// (`--resamples`, `--seed`).
+/// (`--resamples`, `--seed`). A difference of at most 0.00002 is rounding and counts
+/// as 0.
 ///   reject     the interval lies below 0: the candidate is worse.
 ///   promote    else, if the interval lies above -MARGIN: a loss larger than the
 ///              margin can be ruled out.

@@ -10,6 +10,9 @@ use crate::trajectory::Turn;
 
 /// Sessions below which an interval means nothing.
 pub const LEAST_SESSIONS: usize = 5;
+/// What the log-probs of the same weights may differ by: which sequences are computed
+/// together changes sums in their last bits.
+pub const ROUNDING: f64 = 2e-5;
 /// How sure the interval is.
 pub const CONFIDENCE: f64 = 0.95;
 
@@ -20,6 +23,14 @@ pub struct Pair {
     pub candidate: f64,
     /// Under the present policy.
     pub current: f64,
+}
+
+impl Pair {
+    /// Returns candidate minus present; what is rounding is 0.
+    fn difference(&self) -> f64 {
+        let difference = self.candidate - self.current;
+        if difference.abs() <= ROUNDING { 0.0 } else { difference }
+    }
 }
 
 /// When a candidate passes.
@@ -103,7 +114,7 @@ pub fn compare(sessions: &[Vec<Pair>], rule: &Rule) -> Option<Figures> {
         sessions: sessions.len(),
         candidate: mean(|pair| pair.candidate),
         current: mean(|pair| pair.current),
-        difference: mean(|pair| pair.candidate - pair.current),
+        difference: mean(Pair::difference),
         interval,
         verdict,
     })
@@ -114,10 +125,7 @@ pub fn compare(sessions: &[Vec<Pair>], rule: &Rule) -> Option<Figures> {
 fn interval(sessions: &[&[Pair]], rule: &Rule) -> (f64, f64) {
     let sums: Vec<(f64, f64)> = sessions
         .iter()
-        .map(|pairs| {
-            let difference = |pair: &Pair| pair.candidate - pair.current;
-            (pairs.iter().map(difference).sum(), pairs.len() as f64)
-        })
+        .map(|pairs| (pairs.iter().map(Pair::difference).sum(), pairs.len() as f64))
         .collect();
     let mut random = Random(rule.seed);
     let mut means: Vec<f64> = (0..rule.resamples.max(1))

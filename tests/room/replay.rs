@@ -84,6 +84,9 @@ fn the_rule_has_three_ends() {
     // 15 items are too few, 4 sessions as well.
     assert_eq!(verdict(-1.0, 3), Verdict::Undecided);
     assert_eq!(compare(&suite(0.0, 10)[..4], &rule(0)).unwrap().verdict, Verdict::Undecided);
+    // Rounding that leans to one side is no loss.
+    let rounding = compare(&suite(-1e-5, 10), &rule(0)).unwrap();
+    assert_eq!((rounding.verdict, rounding.interval), (Verdict::Promote, (0.0, 0.0)));
     assert_eq!(compare(&[Vec::new()], &rule(0)), None);
     let figures = compare(&suite(0.25, 4), &rule(0)).unwrap();
     assert_eq!((figures.items, figures.sessions), (20, 5));
