@@ -28,8 +28,11 @@ const LINE: Duration = Duration::from_secs(60);
 
 /// Runs the loop.
 pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> anyhow::Result<Exit> {
-    let launcher = wanted.launcher()?;
+    // What cannot be is refused before anything is made. What tells the jobs of this
+    // loop from another's is the place of its folder, which is known once it is there.
+    drop(wanted.launcher()?);
     wanted.make_folders(&args.without)?;
+    let launcher = wanted.launcher()?;
     let _claim = Claim::take(&wanted.run.state())?;
     let status = Arc::new(RwLock::new(Status::default()));
     if let Some(address) = args.listen {
