@@ -138,8 +138,14 @@ impl Accountant {
                 Some(hop) if listed => count.give_up(hop.stage, here),
                 Some(hop) if hop.stage == "train" => {
                     let path = at.join(name);
-                    let ids = self.shards.ids(&path).unwrap_or_default();
-                    count.trainable((done, &path), ids, &self.ledger);
+                    match self.shards.ids(&path) {
+                        Some(ids) => count.trainable((done, &path), ids, &self.ledger),
+                        // Its turns are there; which of them were trained, nobody can say.
+                        None => {
+                            count.account.unreadable += 1;
+                            count.wait((done, hop.stage), &path, here);
+                        }
+                    }
                 }
                 Some(hop) => count.wait((done, hop.stage), &at.join(name), here),
                 None => count.account_for("nobody", here),
