@@ -243,6 +243,9 @@ fn of_proxy(error: &proxy::Error) -> (Kind, Option<String>) {
         Error::Journal(Journal::Locked { .. }) => {
             (Kind::Failed, hint("one `oclaw serve` per spool folder; choose another by `--spool`"))
         }
+        Error::Journal(Journal::Lost { .. }) => {
+            (Kind::Failed, hint("make room on the disk before the next start"))
+        }
         Error::Journal(
             Journal::Folder { .. } | Journal::Shard { .. } | Journal::Stopped { .. },
         ) => (Kind::Failed, None),

@@ -5,6 +5,7 @@
 #   scripts/bench.sh            every part
 #   scripts/bench.sh startup    `oclaw --help` in both builds
 #   scripts/bench.sh annotate   `oclaw judge` against a judge that takes 50 ms, beside asyncio + httpx
+#   scripts/bench.sh serve      `oclaw serve` capturing to disk, beside nginx and FastAPI + httpx
 #   scripts/bench.sh score      log-probs of SmolLM2-135M in this process, beside transformers
 #
 # PROFILE=dev takes the quick build, for a look only: our own code is then not
@@ -15,7 +16,7 @@ cd "$(dirname "$0")/.."
 profile=${PROFILE:-release}
 built=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 parts=("$@")
-[ $# -gt 0 ] || parts=(startup annotate score)
+[ $# -gt 0 ] || parts=(startup annotate serve score)
 
 build_both() {
   build_without_torch
@@ -62,6 +63,11 @@ for part in "${parts[@]}"; do
       program=$(bench_target annotate --no-default-features)
       python3 scripts/bench/annotate.py target/bench/oclaw-without-torch "$program" "$(peer_python httpx httpx)"
       ;;
+    serve)
+      build_without_torch
+      program=$(bench_target serve --no-default-features)
+      python3 scripts/bench/serve.py target/bench/oclaw-without-torch "$program" "$(peer_python fastapi fastapi httpx uvicorn)"
+      ;;
     score)
       scripts/fetch-model.sh smollm2-135m
       program=$(bench_target score)
@@ -69,7 +75,7 @@ for part in "${parts[@]}"; do
       python3 scripts/bench/score.py "$program" "$peer" models/SmolLM2-135M-Instruct
       ;;
     *)
-      echo "bench: no part \`$part\`; parts are: startup, annotate, score" >&2
+      echo "bench: no part \`$part\`; parts are: startup, annotate, serve, score" >&2
       exit 2
       ;;
   esac

@@ -104,6 +104,14 @@ pub enum Error {
         #[source]
         source: Box<crate::table::Error>,
     },
+    /// The disk took neither the log nor the shard of these turns, up to the end.
+    #[error("{turns} turns are lost: the journal of `{}` cannot be written", .spool.display())]
+    Lost {
+        /// How many.
+        turns: usize,
+        /// The spool folder.
+        spool: PathBuf,
+    },
     /// The journal's thread has ended.
     #[error("the journal of `{}` has stopped", .spool.display())]
     Stopped {

@@ -23,6 +23,7 @@ mod judging;
 mod lint;
 mod r#loop;
 mod man;
+mod openai_sdk;
 mod redact;
 mod reference_names;
 mod replay;

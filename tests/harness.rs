@@ -5,6 +5,7 @@ pub(crate) mod gguf;
 pub(crate) mod fake_engine;
 pub(crate) mod fake_s3;
 pub(crate) mod fake_upstream;
+pub(crate) mod serve;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

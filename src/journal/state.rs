@@ -82,6 +82,12 @@ impl State {
         self.ready_bytes = self.ready.iter().map(Entry::weight).sum();
     }
 
+    /// Returns whether a turn is here and in no shard.
+    pub(super) fn holds(&self, turn_id: &str) -> bool {
+        let mut rows = self.ready.iter().chain(&self.writing);
+        self.open.contains_key(turn_id) || rows.any(|entry| entry.turn_id == turn_id)
+    }
+
     /// Returns the bytes of the rows that wait.
     pub(super) fn ready_bytes(&self) -> usize {
         self.ready_bytes

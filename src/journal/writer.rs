@@ -1,6 +1,6 @@
 //! The thread that owns the log and the open turns.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,6 +38,12 @@ pub(super) enum Command {
     Abandon,
 }
 
+/// Framed records, and the turns among them.
+struct Owed {
+    bytes: Vec<u8>,
+    turn_ids: Vec<String>,
+}
+
 /// The owner of the log and the open turns.
 pub(super) struct Writer {
     options: Options,
@@ -48,7 +54,7 @@ pub(super) struct Writer {
     feedback: FeedbackFile,
     state: State,
     /// Framed records that the disk would not take.
-    backlog: VecDeque<Vec<u8>>,
+    backlog: VecDeque<Owed>,
     last_sync: Instant,
     /// Since when rows wait.
     waiting_since: Option<Instant>,
@@ -148,6 +154,7 @@ impl Writer {
         commands: Vec<Command>,
     ) -> Option<(bool, oneshot::Sender<Result<u64, Error>>)> {
         let mut bytes = Vec::new();
+        let mut turn_ids = Vec::new();
         let mut acks = Vec::new();
         let mut feedback_acks = Vec::new();
         let mut finish = None;
@@ -155,6 +162,9 @@ impl Writer {
             match command {
                 Command::Append { record, ack } => {
                     self.frame(&record, &mut bytes);
+                    if let Record::Turn(entry) = &record {
+                        turn_ids.push(entry.turn_id.clone());
+                    }
                     self.state.apply(record);
                     acks.extend(ack);
                 }
@@ -167,7 +177,7 @@ impl Writer {
                 Command::Abandon => {}
             }
         }
-        let logged = self.append(bytes);
+        let logged = self.append(Owed { bytes, turn_ids });
         if !logged {
             self.counts.append_errors.fetch_add(acks.len() as u64, Ordering::Relaxed);
         }
@@ -190,12 +200,12 @@ impl Writer {
     }
 
     /// Appends to the log, after what the disk still owes us.
-    fn append(&mut self, bytes: Vec<u8>) -> bool {
-        if !bytes.is_empty() {
-            self.backlog.push_back(bytes);
+    fn append(&mut self, records: Owed) -> bool {
+        if !records.bytes.is_empty() {
+            self.backlog.push_back(records);
         }
-        while let Some(bytes) = self.backlog.front() {
-            if let Err(error) = self.log.append(bytes) {
+        while let Some(owed) = self.backlog.front() {
+            if let Err(error) = self.log.append(&owed.bytes) {
                 return self.append_failed(&error);
             }
             self.backlog.pop_front();
@@ -211,11 +221,40 @@ impl Writer {
         if !self.counts.log_failing.swap(true, Ordering::Relaxed) {
             tracing::error!(%error, "cannot write the journal; turns are kept in memory");
         }
-        while self.backlog.iter().map(Vec::len).sum::<usize>() > BACKLOG {
-            self.backlog.pop_front();
-            self.counts.lost.fetch_add(1, Ordering::Relaxed);
+        let mut held: usize = self.backlog.iter().map(|owed| owed.bytes.len()).sum();
+        while held > BACKLOG {
+            let Some(owed) = self.backlog.pop_front() else { break };
+            held -= owed.bytes.len();
+            self.lose(owed.turn_ids.len());
         }
         false
+    }
+
+    fn lose(&self, turns: usize) {
+        self.counts.lost.fetch_add(turns as u64, Ordering::Relaxed);
+    }
+
+    /// Does what is owed; at the very end. Turns that are neither in the log nor in
+    /// a shard then are lost.
+    fn settle(&mut self) -> Result<(), Error> {
+        let paid = self.pay();
+        self.sync();
+        if paid {
+            return Ok(());
+        }
+        let owed: HashSet<_> = self.backlog.drain(..).flat_map(|owed| owed.turn_ids).collect();
+        let lost = owed.iter().filter(|turn_id| self.state.holds(turn_id)).count();
+        self.lose(lost);
+        match lost {
+            // The records owed are about turns that are safe.
+            0 => Ok(()),
+            turns => Err(Error::Lost { turns, spool: self.options.spool.clone() }),
+        }
+    }
+
+    /// Appends what is owed.
+    fn pay(&mut self) -> bool {
+        self.append(Owed { bytes: Vec::new(), turn_ids: Vec::new() })
     }
 
     fn sync(&mut self) -> bool {
@@ -247,7 +286,7 @@ impl Writer {
     /// Does what is due.
     fn keep_up(&mut self) {
         if !self.backlog.is_empty() {
-            self.append(Vec::new());
+            self.pay();
         }
         if let Sync::Every(interval) = self.options.sync
             && self.log.is_dirty()
@@ -364,11 +403,12 @@ impl Writer {
                     failed = Some(Error::Shard { source: Box::new(source) });
                 }
             }
-            self.append(bytes);
+            self.append(Owed { bytes, turn_ids: Vec::new() });
         }
-        self.append(Vec::new());
-        self.sync();
+        let settled = self.settle();
         self.report();
+        // What is lost is worse news than what waits.
+        settled?;
         failed.map_or(Ok(self.state.open.len() as u64), Err)
     }
 

@@ -1,130 +1,23 @@
 //! `oclaw serve`: the real program, its signals, its exit codes, its words.
 
+mod disk;
+mod kills;
+mod secrets;
+
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Read;
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use oclaw::table::read_turns;
-use oclaw::trajectory::Turn;
 use oclaw::trajectory::words::{NextStateKind, Status};
 use serde_json::{Value, json};
 
 use crate::harness::fake_upstream::{
-    FakeUpstream, Gate, Seen, Speaks, Step, done, event, json as whole, stream_head,
+    FakeUpstream, Gate, Seen, Speaks, Step, done, event, stream_head,
 };
-use crate::harness::{PATIENCE, fixture_models as models, oclaw, until};
-
-/// A running `oclaw serve`.
-struct Serve {
-    child: Child,
-    talk: BufReader<std::process::ChildStderr>,
-    address: String,
-}
-
-impl Serve {
-    /// Starts it; it has nothing to say but that it is ready.
-    fn start(spool: &Path, arguments: &[&str]) -> Self {
-        let (serve, said) = Self::start_saying(spool, arguments);
-        assert_eq!(said, "", "{arguments:?}");
-        serve
-    }
-
-    /// Starts it; returns what it said before it was ready, too.
-    fn start_saying(spool: &Path, arguments: &[&str]) -> (Self, String) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_oclaw"));
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("OCLAW_") {
-                command.env_remove(name);
-            }
-        }
-        command.args(["serve", "--listen", "127.0.0.1:0", "--spool"]).arg(spool).args(arguments);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut talk = BufReader::new(child.stderr.take().unwrap());
-        let mut said = String::new();
-        let address = loop {
-            let mut line = String::new();
-            assert_ne!(talk.read_line(&mut line).unwrap(), 0, "{said}");
-            if let Some(rest) = line.strip_prefix("ready: http://") {
-                break rest.split('/').next().unwrap().to_owned();
-            }
-            said.push_str(&line);
-        };
-        (Self { child, talk, address }, said)
-    }
-
-    fn signal(&self, name: &str) {
-        let kill = format!("kill -{name} {}", self.child.id());
-        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
-    }
-
-    /// Waits for the end: exit code and last words.
-    fn end(mut self) -> (Option<i32>, String) {
-        let mut words = String::new();
-        self.talk.read_to_string(&mut words).unwrap();
-        let code = self.child.wait().unwrap().code();
-        let mut data = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut data).unwrap();
-        assert_eq!(data, "", "stdout is data only");
-        (code, words)
-    }
-
-    fn stop(self) -> (Option<i32>, String) {
-        self.signal("TERM");
-        self.end()
-    }
-
-    fn connect(&self, body: &Value, headers: &str) -> TcpStream {
-        let body = body.to_string();
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let length = body.len();
-        let request = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\nconnection: close\r\n{headers}\r\n{body}"
-        );
-        stream.write_all(request.as_bytes()).unwrap();
-        stream
-    }
-
-    /// Chats and returns the whole answer; empty if the connection broke.
-    fn chat(&self, body: &Value, headers: &str) -> String {
-        let mut answer = String::new();
-        let mut stream = self.connect(body, headers);
-        match stream.read_to_string(&mut answer) {
-            Ok(_) => answer,
-            Err(_) => String::new(),
-        }
-    }
-}
-
-impl Drop for Serve {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-    }
-}
-
-fn rows(spool: &Path) -> Vec<Turn> {
-    let entries = std::fs::read_dir(spool).unwrap().map(|entry| entry.unwrap().path());
-    let any = entries.into_iter().any(|path| path.extension().is_some_and(|end| end == "parquet"));
-    if any { read_turns(&[spool.to_owned()]).unwrap() } else { Vec::new() }
-}
-
-fn ask(text: &str) -> Value {
-    json!({"model": "m1", "temperature": 0.5, "messages": [{"role": "user", "content": text}]})
-}
-
-/// An engine that answers with the last message, in SGLang's way.
-fn echo(seen: &Seen) -> Vec<Step> {
-    let asked: Value = serde_json::from_slice(&seen.body).unwrap();
-    let last = asked["messages"].as_array().unwrap().last().unwrap()["content"].clone();
-    let answer = json!({"metadata": {"weight_version": "7"}, "choices": [{"index": 0,
-        "message": {"role": "assistant", "content": last}, "finish_reason": "stop", "matched_stop": 9,
-        "prompt_token_ids": [1], "response_token_ids": [8, 9],
-        "meta_info": {"output_token_logprobs": [[-0.5, 8, null], [-0.25, 9, null]]}}],
-        "usage": {"completion_tokens": 2}});
-    whole(200, &answer.to_string())
-}
+use crate::harness::serve::{Serve, ask, echo, rows};
+use crate::harness::{fixture_models as models, oclaw, until};
 
 #[test]
 fn a_kill_at_any_moment_loses_no_answered_turn_and_doubles_none() {
