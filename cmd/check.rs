@@ -110,24 +110,13 @@ fn stages(setup: &Setup, findings: &mut Vec<Finding>) {
     if !train {
         return;
     }
-    let teaches = ["opd", "combine", "hybrid"].contains(&trained.as_str());
+    // That nobody who teaches is left out is held by the loop's own reading of the file.
     let topk = setup.value("teacher-lp", "topk").is_some_and(|topk| topk != "0");
-    let remedy = "`estimator = \"grpo\"`, or leave nothing out (`[loop] without`)";
-    let fail = |found: String| Finding::fail("estimator", "[train]", found);
     findings.push(match trained.as_str() {
-        _ if teaches && !setup.runs("teacher-lp") => {
-            fail(format!("`{trained}` reads a teacher, and `teacher-lp` is left out"))
-                .remedy(remedy)
+        "hybrid" if !topk => {
+            let found = "`hybrid` needs the likeliest tokens of the teacher";
+            Finding::fail("estimator", "[train]", found).remedy("`[teacher-lp] topk = 4`")
         }
-        "opd" | "hybrid" if !setup.runs("hint") => {
-            fail(format!("`{trained}` learns from hints, and `hint` is left out")).remedy(remedy)
-        }
-        "combine" if !setup.runs("hint") => {
-            let found = "without `hint`, `combine` is the scores alone";
-            Finding::warn("estimator", "[train]", found).remedy(remedy)
-        }
-        "hybrid" if !topk => fail("`hybrid` needs the likeliest tokens of the teacher".to_owned())
-            .remedy("`[teacher-lp] topk = 4`"),
         _ => Finding::ok("estimator", "[train]", trained),
     });
 }

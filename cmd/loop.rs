@@ -1,5 +1,6 @@
 //! `oclaw loop`.
 
+mod keys;
 mod listen;
 mod show;
 mod wanted;
@@ -39,7 +40,9 @@ use crate::units;
 /// program that is not there,
 /// `--give-up` times without a good minute between, are not tried again: if chats
 /// depend on it the loop ends, else the others go on and the exit code is 3. A stage whose budget is spent (exit
-/// code 3) is left ended.
+/// code 3) is left ended. What ends otherwise as often in a row is `failing`: it is
+/// tried for ever, since a full disk or a lost engine may come back, told hourly, and
+/// shown with its last words; a loop that ends meanwhile does so with exit code 3.
 ///
 /// A killed loop loses nothing: the same command goes on. Engines and `serve`
 /// outlive it and are taken up if their settings are the same; stages end with
@@ -94,7 +97,7 @@ pub(crate) struct Args {
     /// Longest wait before a process is started again
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = interval)]
     restart_longest: Duration,
-    /// Ends by its own fault after which a process is not started again
+    /// Ends in a row after which a process is failing, or, by its own fault, given up
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     give_up: u32,
     /// Time that serve, stages and engines each get to end

@@ -8,6 +8,7 @@ mod away;
 mod cache;
 mod check;
 mod common;
+mod devices;
 mod embedded;
 mod engine;
 mod export;

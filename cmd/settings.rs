@@ -302,13 +302,20 @@ impl ConfigFile {
             let key = (name.to_owned(), long.to_owned());
             let Some((values, line)) = self.keys.get(&key) else { continue };
             let mut others = chosen.get_arguments().filter(|other| given(other));
-            let stronger = others.find(|other| names(arg, other) || names(other, arg));
+            // Who names a file means it alone, and no folder to follow.
+            let stronger = others.find(|other| {
+                names(arg, other) || names(other, arg) || long == "follow" && other.is_positional()
+            });
             // A switch that is off stands beside anything.
             let off = values.iter().all(|value| value == "false");
-            if let Some(other) = stronger.filter(|_| !off).and_then(clap::Arg::get_long) {
+            if let Some(other) = stronger.filter(|_| !off) {
+                let other = match other.get_long() {
+                    Some(other) => format!("--{other}"),
+                    None => other.get_value_names().map_or_else(String::new, |it| it.join(" ")),
+                };
                 let place = self.path.display();
                 let note =
-                    format!("`--{other}` takes the place of `{long}` in `{place}` line {line}");
+                    format!("`{other}` takes the place of `{long}` in `{place}` line {line}");
                 found.push((key, note));
             }
         }

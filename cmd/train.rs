@@ -127,7 +127,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     batch_turns: Option<u64>,
     /// How long the first turn of a step waits for the others; 0 for not at all [default: for ever]
-    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", value_parser = units::duration, requires = "follow")]
     max_wait: Option<Duration>,
     #[command(flatten)]
     window: WindowArgs,

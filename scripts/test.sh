@@ -43,6 +43,13 @@ skipped() {
     echo "nothing"
 }
 
+# Names the tests of the run before that took longest, with their seconds.
+slowest() {
+  cargo nextest --version >/dev/null 2>&1 || return 0
+  sed -nE 's/.*<testcase name="([^"]+)".* time="([0-9.]+)".*/\2 \1/p' target/nextest/default/junit.xml |
+    sort -rn | sed -n 1,12p
+}
+
 [ -e .libtorch ] || [ -n "${LIBTORCH:-}" ] || part "libtorch" scripts/setup-libtorch.sh
 if [ $# -gt 0 ]; then
   run_tests -- "$@"
@@ -51,6 +58,7 @@ fi
 part "build with torch" cargo build --tests
 part "tests with torch" run_tests
 part "what tests left out" skipped
+part "slowest tests" slowest
 part "tests without torch" run_tests --no-default-features
 part "golden numbers of SmolLM2-135M" scripts/golden-smollm2.sh
 printf '\nall parts: %d min\n' $((($(date +%s) - started + 59) / 60))

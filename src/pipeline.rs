@@ -79,6 +79,14 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// A command of a scheduler is not on this machine.
+    #[error("cannot run `{program}`, a command of the scheduler")]
+    Command {
+        /// The command.
+        program: String,
+        /// The operating system's reason.
+        source: io::Error,
+    },
     /// A file of the loop itself cannot be read or written.
     #[error("cannot read or write `{path}`")]
     File {
@@ -94,7 +102,12 @@ impl Error {
     /// be run.
     fn is_lasting(&self) -> bool {
         let lasting = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied];
-        matches!(self, Self::Start { source, .. } if lasting.contains(&source.kind()))
+        match self {
+            Self::Start { source, .. } | Self::Command { source, .. } => {
+                lasting.contains(&source.kind())
+            }
+            _ => false,
+        }
     }
 
     fn file(path: impl Into<PathBuf>, source: io::Error) -> Self {

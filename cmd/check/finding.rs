@@ -29,7 +29,7 @@ pub(super) struct Finding {
     pub(super) result: Verdict,
     found: String,
     /// What to do about it.
-    remedy: Option<String>,
+    pub(super) remedy: Option<String>,
     #[serde(skip)]
     code: Kind,
 }

@@ -6,17 +6,14 @@ use std::ffi::CString;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use oclaw::pipeline::{self, Origin};
+use oclaw::pipeline::{self, Origin, Ray, Slurm};
 
 use super::finding::Finding;
 use super::setup::Setup;
+use crate::embedded;
 use crate::report::Kind;
 
-/// How long a scheduler may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Policies beside those that are kept while one is written: it, and its state.
 const STATES: u64 = 3;
 const GIB: f64 = (1u64 << 30) as f64;
@@ -33,8 +30,8 @@ pub(super) fn devices(
     let named: BTreeSet<u32> =
         processes.chain(engines).flat_map(|process| process.gpus.iter().copied()).collect();
     let present = match (count, looks) {
-        (Some(count), _) => (0..count).collect(),
-        (None, true) => present(),
+        (count, true) => crate::devices::present(count),
+        (Some(count), false) => (0..count).collect(),
         (None, false) => named.clone(),
     };
     findings.push(match setup.plan.check_devices(&present, &setup.without) {
@@ -50,13 +47,6 @@ pub(super) fn devices(
             "give each process devices of its own; `--devices N` checks for another machine",
         ),
     });
-}
-
-/// Finds NVIDIA's devices.
-fn present() -> BTreeSet<u32> {
-    let Ok(entries) = std::fs::read_dir("/dev") else { return BTreeSet::new() };
-    let number = |name: &std::ffi::OsStr| name.to_str()?.strip_prefix("nvidia")?.parse().ok();
-    entries.filter_map(|entry| number(&entry.ok()?.file_name())).collect()
 }
 
 /// Looks for the programs of engines that are commands.
@@ -178,39 +168,40 @@ fn free(folder: &Path) -> Option<u64> {
     Some(figures.f_bavail.saturating_mul(figures.f_frsize))
 }
 
-/// Looks whether the scheduler is there.
+/// Asks the scheduler how it is.
 pub(super) async fn scheduler(setup: &Setup, findings: &mut Vec<Finding>) {
     let scheduler = &setup.plan.scheduler;
     findings.push(match scheduler.kind {
         pipeline::Kind::Local => Finding::ok("scheduler", "local", "this machine"),
-        pipeline::Kind::Ray => {
-            let address = scheduler.address.as_deref().unwrap_or("http://127.0.0.1:8265");
-            let host = address.split("://").last().unwrap_or(address);
-            let host = host.split('/').next().unwrap_or(host).to_owned();
-            let call = tokio::net::TcpStream::connect(host);
-            match tokio::time::timeout(PATIENCE, call).await {
-                Ok(Ok(_)) => Finding::ok("scheduler", "ray", format!("answers at {address}")),
-                Ok(Err(error)) => away("ray", format!("{address}: {error}")),
-                Err(_) => away("ray", format!("{address}: no answer")),
-            }
-        }
-        pipeline::Kind::Slurm => {
-            let mut call = Command::new("sbatch");
-            call.arg("--version").stdin(Stdio::null()).stderr(Stdio::null());
-            match call.output() {
-                Ok(output) if output.status.success() => {
-                    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-                    Finding::ok("scheduler", "slurm", version)
+        pipeline::Kind::Ray => match &scheduler.address {
+            Some(address) => match ray(address).await {
+                Ok(version) => {
+                    Finding::ok("scheduler", "ray", format!("Ray {version} at {address}"))
                 }
-                Ok(output) => away("slurm", format!("`sbatch --version`: {}", output.status)),
-                Err(error) => away("slurm", format!("`sbatch`: {error}")),
+                Err(error) => away("ray", error),
+            },
+            None => Finding::fail("scheduler", "ray", "`[scheduler]` has no `address`")
+                .remedy("give `http://HEAD:8265`"),
+        },
+        pipeline::Kind::Slurm => {
+            let mut slurm = Slurm::new(None, Vec::new(), "check");
+            match slurm.version().await {
+                Ok(version) => Finding::ok("scheduler", "slurm", version),
+                Err(error) => away("slurm", error.into()),
             }
         }
     });
 }
 
-fn away(subject: &str, found: String) -> Finding {
-    Finding::fail("scheduler", subject, found)
-        .because(Kind::Engine)
-        .remedy("start it, or `[scheduler] kind = \"local\"`")
+async fn ray(address: &str) -> anyhow::Result<String> {
+    let token = embedded::key("loop", None)?;
+    Ok(Ray::new(address, "check", token.as_ref())?.version().await?)
+}
+
+fn away(subject: &str, error: anyhow::Error) -> Finding {
+    let finding = Finding::error("scheduler", subject, error);
+    match finding.remedy {
+        Some(_) => finding,
+        None => finding.remedy("start it, or `[scheduler] kind = \"local\"`"),
+    }
 }

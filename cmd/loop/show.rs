@@ -5,11 +5,17 @@ use std::path::Path;
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use oclaw::pipeline::{Accountant, ChildStatus, Identity, PolicyStatus, Run, Status, absent};
+use oclaw::pipeline::{
+    Account, Accountant, ChildStatus, Identity, PolicyStatus, Run, Status, absent,
+};
 
 use crate::common::{Context, Printing};
 use crate::report::{Exit, Failure};
 use crate::visible::visible;
+
+/// Ask a terminal not to go on on the next line at its margin, and to do so again.
+const NO_WRAP: &str = "\x1b[?7l";
+const WRAP: &str = "\x1b[?7h";
 
 /// The state, drawn again and again at the end of a terminal.
 pub(super) struct Screen {
@@ -45,7 +51,9 @@ impl Screen {
             self.clear();
             let text = words(status);
             self.lines = text.lines().count();
-            let _ = writeln!(std::io::stderr(), "{text}");
+            // A line that is too long is cut at the margin: on two it would be counted
+            // as one, and half the drawing would stay.
+            let _ = writeln!(std::io::stderr(), "{NO_WRAP}{text}{WRAP}");
         }
     }
 }
@@ -71,7 +79,11 @@ pub(super) fn status(folder: &Path) -> anyhow::Result<Exit> {
     let status = Status {
         supervisor: kept.supervisor.filter(|_| lives),
         policy: PolicyStatus::of(&run, if lives { kept.policy.served } else { Default::default() }),
-        account: oclaw::pipeline::Account { open: kept.account.open.filter(|_| lives), ..account },
+        account: Account {
+            open: kept.account.open.filter(|_| lives),
+            open_unknown: kept.account.open_unknown.filter(|_| lives),
+            ..account
+        },
         stages,
         ..kept
     };
@@ -100,14 +112,19 @@ fn words(status: &Status) -> String {
 
 fn processes(status: &Status) -> String {
     let mut table = Table::new();
-    table.load_style(NOTHING).set_header(["process", "state", "for", "restarts", "last end"]);
+    table
+        .load_style(NOTHING)
+        .set_header(["process", "state", "for", "restarts", "in a row", "last end"]);
     for child in &status.children {
+        // What is wrong now comes before what was.
+        let told = child.trouble.as_deref().or(child.last_end.as_deref());
         table.add_row([
             visible(&child.name),
             child.phase.clone(),
             time(child.seconds),
             child.restarts.to_string(),
-            visible(child.last_end.as_deref().unwrap_or_default()),
+            child.failures.to_string(),
+            visible(told.unwrap_or_default()),
         ]);
     }
     table.to_string()

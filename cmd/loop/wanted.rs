@@ -1,9 +1,7 @@
 //! What is to run, resolved before anything does.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use oclaw::pipeline::{
     self, Child, Kind, Launcher, Local, Plan, Ray, Run, Scheduler, Slurm, Wishes, children, front,
@@ -11,7 +9,9 @@ use oclaw::pipeline::{
 };
 
 use super::Args;
+use super::keys::Keys;
 use crate::common::Context;
+use crate::devices;
 use crate::embedded;
 use crate::init::FILE;
 use crate::report::Failure;
@@ -28,6 +28,8 @@ pub(super) struct Wanted {
     pub(super) engines: Vec<String>,
     /// Where `oclaw serve` answers.
     pub(super) front: String,
+    /// What both are asked with.
+    pub(super) keys: Keys,
 }
 
 impl Wanted {
@@ -58,11 +60,12 @@ impl Wanted {
         let taking = plan.engines.values().any(|engine| !engine.process.gpus.is_empty())
             || plan.processes.values().any(|process| !process.gpus.is_empty());
         if taking && plan.scheduler.kind == Kind::Local {
-            plan.check_devices(&devices(args.devices), &args.without)
+            plan.check_devices(&devices::present(args.devices), &args.without)
                 .map_err(|error| told(config, &error))?;
         }
         let (engines, front) = (policy_engines(&plan, &given), front(&given)?);
-        Ok(Self { run, children, scheduler: plan.scheduler, engines, front })
+        let keys = Keys::of(&plan, &given);
+        Ok(Self { run, children, scheduler: plan.scheduler, engines, front, keys })
     }
 
     /// Returns what tells this loop's jobs from another's on the same cluster.
@@ -126,26 +129,4 @@ fn given(plan: &Plan, section: &str, key: &str) -> Option<String> {
     let told = std::env::var(variable).ok().or_else(|| plan.value(section, key).map(str::to_owned));
     // A switch that is off is not given.
     told.filter(|value| value != "false")
-}
-
-/// Counts the devices: those that a person says, else those that the system has.
-fn devices(told: Option<u32>) -> BTreeSet<u32> {
-    if let Some(count) = told {
-        return (0..count).collect();
-    }
-    let entries = fs::read_dir("/dev").into_iter().flatten().filter_map(Result::ok);
-    let nodes: BTreeSet<u32> = entries
-        .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("nvidia")?.parse().ok())
-        .collect();
-    if !nodes.is_empty() {
-        return nodes;
-    }
-    // In some containers the nodes have other names.
-    let listed = Command::new("nvidia-smi").arg("-L").output();
-    let text = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let lines = text.unwrap_or_default();
-    lines
-        .lines()
-        .filter_map(|line| line.strip_prefix("GPU ")?.split(':').next()?.parse().ok())
-        .collect()
 }

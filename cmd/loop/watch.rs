@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use oclaw::pipeline::{self, Accountant, Identity, Limits, PolicyStatus, Run, Status, Supervisor};
 use oclaw::table::Claim;
 
+use super::keys::Keys;
 use super::wanted::Wanted;
 use super::{Args, listen, show};
 use crate::common::Context;
@@ -15,8 +16,10 @@ use crate::report::{Exit, Failure, told};
 
 /// How often processes are looked at.
 const TICK: Duration = Duration::from_millis(100);
-/// The same on a cluster, whose head or controller is asked about each of them.
-const FAR_TICK: Duration = Duration::from_secs(2);
+/// The same on a cluster, whose head is asked about each of them.
+const RAY_TICK: Duration = Duration::from_secs(2);
+/// The same, where one controller answers all users.
+const SLURM_TICK: Duration = Duration::from_secs(5);
 /// How often the folders are.
 const LOOK: Duration = Duration::from_secs(2);
 /// A look may take so much of the time.
@@ -47,8 +50,13 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
         let doomed = doomed.lock().map(|pids| pids.clone()).unwrap_or_default();
         doomed.into_iter().for_each(|pid| pipeline::signal(pid, true));
     });
-    let Wanted { run, children, engines, front, scheduler } = wanted;
-    let pause = if scheduler.kind == pipeline::Kind::Local { TICK } else { FAR_TICK };
+    let Wanted { run, children, engines, front, scheduler, keys } = wanted;
+    let usual = match scheduler.kind {
+        pipeline::Kind::Local => TICK,
+        pipeline::Kind::Ray => RAY_TICK,
+        pipeline::Kind::Slurm => SLURM_TICK,
+    };
+    let pause = scheduler.poll.unwrap_or(usual).max(TICK);
     let supervisor = Supervisor::open(launcher, run.clone(), children, limits(args)).await?;
     let mut watch = Watch {
         context,
@@ -58,6 +66,7 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
         without: args.without.clone(),
         engines,
         front,
+        keys,
         supervisor,
         status,
         alive,
@@ -101,6 +110,7 @@ struct Watch<'a> {
     without: Vec<String>,
     engines: Vec<String>,
     front: String,
+    keys: Keys,
     supervisor: Supervisor,
     status: Arc<RwLock<Status>>,
     /// Numbers of the processes that run.
@@ -148,8 +158,16 @@ impl Watch<'_> {
                 return;
             }
         };
-        account.open = self.supervisor.open_turns(&self.front).await;
-        let served = self.supervisor.served(&self.engines).await;
+        let open = match self.keys.of_serve() {
+            Ok(key) => self.supervisor.open_turns(&self.front, key.as_ref()).await,
+            Err(problem) => Err(problem),
+        };
+        match open {
+            Ok(open) => account.open = Some(open),
+            Err(why) => account.open_unknown = Some(why),
+        }
+        let key = self.keys.of_engines();
+        let served = self.supervisor.served(&self.engines, key.as_ref()).await;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let status = Status {
             run: self.run.folder.display().to_string(),
@@ -202,7 +220,7 @@ impl Watch<'_> {
             let problem = format!("`{name}` cannot work, and chats depend on it");
             return Err(Failure::failed(problem).hint(format!("see `{}`", log.display())).into());
         }
-        match self.supervisor.has_given_up() {
+        match self.supervisor.has_failed() {
             true => Ok(Exit::Partial),
             false => Ok(Exit::Done),
         }

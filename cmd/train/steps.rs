@@ -44,9 +44,6 @@ pub(super) fn run(args: &Args, shelf: &mut Shelf, context: &Context) -> anyhow::
     if let Some(folder) = args.following.folder()? {
         return follow::run(args, shelf, context, folder);
     }
-    if args.max_wait.is_some() {
-        return Err(Failure::usage("`--max-wait` goes with `--follow`").into());
-    }
     let mut source = args.inputs.open(context)?;
     let method = args.method.method();
     checks::check_columns(&source, &method)?;

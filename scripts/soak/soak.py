@@ -71,6 +71,7 @@ class Soak:
         self.program = str(pathlib.Path(os.environ["OCLAW_BIN"]).resolve())
         self.random = random.Random(seed)
         self.done = collections.Counter()
+        self.unbalanced = []
         self.front, engine = address(), address()
         model = ROOT / "fixtures/models/tiny-qwen3"
         (self.folder / "oclaw.toml").write_text(CONFIG.format(model=model, front=self.front, engine=engine))
@@ -158,6 +159,12 @@ class Soak:
             time.sleep(self.random.uniform(1, 5))
             (self.disk / ".filler").unlink()
 
+    def balance(self):
+        """Holds that every turn is accounted for, whatever has just been done."""
+        status = self.status()
+        if status and not balanced(status["account"]):
+            self.unbalanced.append(status["account"])
+
     def fill(self):
         with open(self.disk / ".filler", "wb") as filler:
             try:
@@ -200,6 +207,12 @@ class Soak:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def balanced(account):
+    """Captured = trained + refused + pending."""
+    told = account["trained"] + sum(account["refused"].values()) + sum(account["pending"].values())
+    return account["captured"] == told and not account["lost"] and not account["unreadable"]
+
+
 def table(soak, people, status):
     seconds = sorted(second for person in people for second in person.seconds)
     at = lambda share: seconds[min(int(len(seconds) * share), len(seconds) - 1)] if seconds else 0.0
@@ -224,8 +237,10 @@ def verdict(soak, people, status, settled, code):
     print(f"\ncaptured {captured} = trained {account['trained']} + refused {refused} {account['refused']}"
           f" + pending {pending} {account['pending']}; lost {account['lost']}; open {opened}")
     faults = []
-    if captured != account["trained"] + refused + pending or account["lost"] or account["unreadable"]:
+    if not balanced(account):
         faults.append("a turn is unaccounted for")
+    if soak.unbalanced:
+        faults.append(f"a turn was unaccounted for meanwhile: {soak.unbalanced[0]}")
     if captured + opened < answered:
         faults.append(f"{answered} turns were answered, {captured + opened} captured")
     if any(person.failed for person in people):
@@ -256,6 +271,7 @@ def main():
         while time.monotonic() < end:
             time.sleep(soak.random.uniform(2, 8))
             soak.fault()
+            soak.balance()
         [person.over.set() for person in people]
         [person.join(PATIENCE_AT_THE_END) for person in people]
         status, settled = soak.settle()

@@ -37,6 +37,9 @@ pub struct Account {
     pub unreadable: u64,
     /// Turns that `oclaw serve` has not made rows of, if it tells.
     pub open: Option<u64>,
+    /// Why it does not tell, where it was asked.
+    #[serde(default)]
+    pub open_unknown: Option<String>,
 }
 
 impl Account {
@@ -61,6 +64,9 @@ impl Account {
         }
         if let Some(open) = self.open {
             text.push_str(&format!("; {open} more are open"));
+        }
+        if let Some(why) = &self.open_unknown {
+            text.push_str(&format!("; nobody knows how many more are open: {why}"));
         }
         text
     }

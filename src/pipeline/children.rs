@@ -1,5 +1,6 @@
 //! Which processes a loop is made of: the commands that a person would type.
 
+mod serve;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -157,12 +158,16 @@ impl Cast<'_> {
         if lacks("advantage") && !lacks("train") {
             return wanting("`train` needs `advantage`: do without both, or neither".to_owned());
         }
-        let told = (self.given)("advantage", "estimator");
-        let told = told.or_else(|| (self.given)("train", "estimator"));
-        let estimator = told.unwrap_or_else(|| ESTIMATOR.to_owned());
+        // Told for one of both, it is told for both; else each has its own.
+        let told = ["advantage", "train"].map(|stage| (self.given)(stage, "estimator"));
+        let mut estimators: Vec<String> = told.into_iter().flatten().collect();
+        if estimators.is_empty() {
+            estimators.push(ESTIMATOR.to_owned());
+        }
         let absent = ["hint", "teacher-lp"].into_iter().find(|stage| lacks(stage));
-        match absent.filter(|_| !lacks("advantage") && TAUGHT.contains(&estimator.as_str())) {
-            Some(stage) => wanting(format!(
+        let taught = estimators.iter().find(|name| TAUGHT.contains(&name.as_str()));
+        match absent.zip(taught).filter(|_| !lacks("advantage")) {
+            Some((stage, estimator)) => wanting(format!(
                 "`estimator = \"{estimator}\"` needs `{stage}`: do not leave it out, or write \
                  another, as `grpo`, into `[advantage]` and `[train]`"
             )),
@@ -244,44 +249,6 @@ impl Cast<'_> {
             vital: engine.serves == Serves::Policy,
             digest: String::new(),
         })
-    }
-
-    fn serve(&self) -> Result<Child, Error> {
-        let front = front(self.given)?;
-        let engines = policy_engines(self.plan, self.given);
-        let planned = self.plan.engines_for(Serves::Policy).next().is_some();
-        let own = self.given("serve", &["engine", "model"]);
-        let wanting = |problem: &str| Err(Error::Wanting { problem: problem.to_owned() });
-        if planned && own {
-            return wanting(
-                "`[serve]` has an engine of its own, and `[engines]` another for it: leave one out",
-            );
-        }
-        if engines.is_empty() {
-            return wanting(
-                "nobody answers the chats: write `[serve] model = DIR`, or an `[engines.NAME]` \
-                 that serves `policy`",
-            );
-        }
-        let mut argv = self.command("serve");
-        // What a flag asks of others has to stand beside it on the command line.
-        match (self.given)("serve", "model").filter(|_| !planned) {
-            Some(model) => {
-                let listen = engines[0].trim_start_matches("http://").to_owned();
-                let words = ["--model".to_owned(), model, "--engine-listen".to_owned(), listen];
-                argv.extend(words);
-            }
-            None => {
-                argv.extend(engines.iter().flat_map(|url| ["--engine".to_owned(), url.clone()]));
-            }
-        }
-        let listen = (self.given)("serve", "listen").unwrap_or_else(|| FRONT.to_owned());
-        let spool = path(&self.wishes.run.turns())?;
-        argv.extend(["--listen".to_owned(), listen, "--spool".to_owned(), spool]);
-        let mut child = self.child("serve", Tier::Serve, argv);
-        child.ready = Some((format!("{front}/readyz"), SERVE_TIMEOUT));
-        child.vital = true;
-        Ok(child)
     }
 
     /// Returns what else a stage has to be told.

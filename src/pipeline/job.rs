@@ -53,8 +53,13 @@ pub enum State {
     Running,
     /// It has ended.
     Ended {
-        /// Its exit code; `None` if a signal ended it, or nobody knows.
+        /// Its exit code; `None` if a signal ended it.
         code: Option<i32>,
+    },
+    /// It has ended otherwise, or nobody can say how.
+    Over {
+        /// What is to be told of it, as in `was preempted`.
+        told: &'static str,
     },
     /// Nobody knows a job of that id.
     Lost,
@@ -79,6 +84,15 @@ pub enum Launcher {
 }
 
 impl Launcher {
+    /// Looks at all jobs at once, where that is cheaper than to ask about each of
+    /// them: [`Launcher::poll`] tells what was seen.
+    pub async fn look(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Local(_) | Self::Ray(_) => Ok(()),
+            Self::Slurm(slurm) => slurm.look().await,
+        }
+    }
+
     /// Starts a job. One of the same id that runs already is taken up.
     pub async fn start(&mut self, job: &Job) -> Result<(), Error> {
         match self {

@@ -16,6 +16,9 @@ use serde::{Deserialize, Serialize};
 use super::process::{self, Identity, MARK};
 use super::{Error, Job, State};
 
+/// A process tells how it ended to whoever started it alone.
+const OF_ANOTHER: &str = "ended, nobody knows how: another supervisor had started it";
+
 /// Processes of this machine.
 #[derive(Debug)]
 pub struct Local {
@@ -88,7 +91,7 @@ impl Local {
                 }
             }
             Some(Known::Adopted(identity)) if identity.lives() => State::Running,
-            Some(Known::Adopted(_)) => State::Ended { code: None },
+            Some(Known::Adopted(_)) => State::Over { told: OF_ANOTHER },
             None => State::Lost,
         }
     }

@@ -96,6 +96,8 @@ pub struct Scheduler {
     pub partition: Option<String>,
     /// Further arguments to its commands.
     pub args: Vec<String>,
+    /// How often it is asked, unless as usual.
+    pub poll: Option<Duration>,
     /// The line of the section; 0 if there is none.
     pub line: usize,
 }
@@ -253,16 +255,17 @@ fn scheduler(reader: &Reader<'_>, section: &DeTable<'_>, line: usize) -> Result<
             "address" => found.address = Some(reader.text(value.get_ref(), key, at)?),
             "partition" => found.partition = Some(reader.text(value.get_ref(), key, at)?),
             "args" => found.args = reader.texts(value.get_ref(), key, at)?,
+            "poll" => found.poll = Some(reader.time(value.get_ref(), key, at)?),
             _ => {
-                let known = ["address", "args", "kind", "partition"];
+                let known = ["address", "args", "kind", "partition", "poll"];
                 return Err(reader.unknown(key, "scheduler", &known, at));
             }
         }
     }
     let useful: &[&str] = match found.kind {
         Kind::Local => &["kind"],
-        Kind::Ray => &["kind", "address"],
-        Kind::Slurm => &["kind", "partition", "args"],
+        Kind::Ray => &["kind", "address", "poll"],
+        Kind::Slurm => &["kind", "partition", "args", "poll"],
     };
     match used.iter().find(|(key, _)| !useful.contains(&key.as_str())) {
         Some((key, line)) => {

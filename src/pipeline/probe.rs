@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use reqwest::{Client, StatusCode};
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
 /// Longest wait for an answer: whoever is ready says so at once.
@@ -40,17 +41,41 @@ impl Probe {
     }
 
     /// Returns the version of the weights that an engine says it serves.
-    pub(super) async fn weight_version(&self, url: &str) -> Option<String> {
+    pub(super) async fn weight_version(
+        &self,
+        url: &str,
+        key: Option<&SecretString>,
+    ) -> Option<String> {
         let root = plain(url).trim_end_matches("/v1");
-        let answer = self.client.get(format!("{root}/model_info")).send().await.ok()?;
-        let told: Value = serde_json::from_slice(&answer.bytes().await.ok()?).ok()?;
+        let text = self.text(&format!("{root}/model_info"), key).await.ok()?;
+        let told: Value = serde_json::from_str(&text).ok()?;
         Some(told.get("weight_version")?.as_str()?.to_owned())
     }
 
-    /// Returns a text that is served to everybody.
-    pub(super) async fn text(&self, url: &str) -> Option<String> {
-        let answer = self.client.get(url).send().await.ok()?.error_for_status().ok()?;
-        answer.text().await.ok()
+    /// Returns a text that is served to everybody, or to who has a key. Errors with
+    /// why there is none.
+    pub(super) async fn text(
+        &self,
+        url: &str,
+        key: Option<&SecretString>,
+    ) -> Result<String, String> {
+        let mut request = self.client.get(url);
+        if let Some(key) = key {
+            request = request.bearer_auth(key.expose_secret());
+        }
+        let answer = request.send().await.map_err(|_| "it does not answer".to_owned())?;
+        match answer.status() {
+            status if status.is_success() => {
+                answer.text().await.map_err(|_| "its answer breaks off".to_owned())
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if key.is_none() => {
+                Err("it wants a key, and the file names none".to_owned())
+            }
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err("it refuses the key that the file names".to_owned())
+            }
+            status => Err(format!("it answers with status {}", status.as_u16())),
+        }
     }
 
     async fn status(&self, url: String) -> Option<StatusCode> {

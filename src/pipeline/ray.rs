@@ -73,6 +73,19 @@ impl Ray {
         Ok(Self { client, base, scope, unsure: HashMap::new() })
     }
 
+    /// Asks a head which version it is: whether there is one that takes jobs.
+    pub async fn version(&self) -> Result<String, Error> {
+        let answer = self.ask(Method::GET, "/api/version", None).await;
+        let answer = answer.map_err(|error| self.failed(error))?;
+        match answer.get("ray_version").and_then(Value::as_str) {
+            Some(version) => Ok(version.to_owned()),
+            None => {
+                let problem = "its answer names no `ray_version`: is it a Ray head?".to_owned();
+                Err(self.failed(Answer::None(problem)))
+            }
+        }
+    }
+
     /// Submits a job. One of the same id that is there already is taken up.
     pub async fn start(&mut self, job: &Job) -> Result<(), Error> {
         self.settle(job).await?;
@@ -117,7 +130,7 @@ impl Ray {
             return Ok(());
         };
         if let Some(told) = self.told(&before).await?
-            && !matches!(told.state(), Some(State::Ended { .. }))
+            && told.state().is_none_or(State::is_alive)
         {
             self.end(&before).await?;
         }
@@ -223,8 +236,13 @@ impl Told {
             "PENDING" => Some(State::Pending),
             "RUNNING" => Some(State::Running),
             "SUCCEEDED" => Some(State::Ended { code: Some(0) }),
-            "FAILED" => Some(State::Ended { code: self.driver_exit_code }),
-            "STOPPED" => Some(State::Ended { code: None }),
+            "FAILED" => Some(match self.driver_exit_code {
+                Some(code @ 0..) => State::Ended { code: Some(code) },
+                // A signal, by its number.
+                Some(_) => State::Ended { code: None },
+                None => State::Over { told: "failed: Ray had no place for it, or lost its node" },
+            }),
+            "STOPPED" => Some(State::Over { told: "was stopped" }),
             _ => None,
         }
     }

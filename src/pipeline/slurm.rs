@@ -4,6 +4,11 @@
 //! A job is known by its name, which is made of the loop and the job, so that a
 //! submission whose answer was lost finds the job that it made. A controller that
 //! does not answer is no news of a job: [`Slurm::poll`] errors.
+//!
+//! Each call of `squeue` is one to a controller that all users share: one tells of all
+//! jobs of a loop.
+
+mod states;
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -33,6 +38,18 @@ pub struct Slurm {
     known: HashMap<String, (u64, u32)>,
     /// Jobs of which nobody knows whether they were submitted, by name.
     unsure: HashMap<String, String>,
+    /// What the queue showed at the latest look, until something is changed in it.
+    seen: Option<Seen>,
+}
+
+/// A look at the queue: its jobs by number, or what the command said.
+type Seen = Result<HashMap<u64, Queued>, String>;
+
+/// A job in the queue. Some that have ended stay there for minutes.
+#[derive(Debug, Clone)]
+struct Queued {
+    title: String,
+    state: Option<State>,
 }
 
 impl Slurm {
@@ -46,6 +63,7 @@ impl Slurm {
             scope: quoting::scope(scope),
             known: HashMap::new(),
             unsure: HashMap::new(),
+            seen: None,
         }
     }
 
@@ -54,9 +72,41 @@ impl Slurm {
         Self { folder: Some(folder), ..self }
     }
 
+    /// Asks which version it is: whether all of its commands are there, and the
+    /// controller answers.
+    pub async fn version(&mut self) -> Result<String, Error> {
+        let mut version = String::new();
+        for program in ["sbatch", "squeue", "sacct", "scancel"] {
+            version = self.run(program, &["--version"], None).await?;
+        }
+        self.look().await?;
+        Ok(version.trim().to_owned())
+    }
+
+    /// Looks at the queue once for all jobs.
+    pub async fn look(&mut self) -> Result<(), Error> {
+        let arguments = ["-h", "--me", "-t", "all", "-o", "%i|%T|%j"];
+        let told = self.run("squeue", &arguments, None).await;
+        let ours = self.title("");
+        let read = |line: &str| {
+            let mut columns = line.trim().splitn(3, '|');
+            let number = columns.next()?.parse().ok()?;
+            let state = states::read(columns.next()?, "");
+            let title = columns.next()?.to_owned();
+            title.starts_with(&ours).then_some((number, Queued { title, state }))
+        };
+        self.seen = Some(match &told {
+            Ok(text) => Ok(text.lines().filter_map(read).collect()),
+            Err(Error::Scheduler { problem, .. }) => Err(problem.clone()),
+            Err(_) => Err("it cannot be run".to_owned()),
+        });
+        told.map(drop)
+    }
+
     /// Submits a job. One of the same id that is there already is taken up.
     pub async fn start(&mut self, job: &Job) -> Result<(), Error> {
         if let Some(before) = self.unsure.get(&job.name).cloned() {
+            self.seen = None;
             // What was submitted, or not, shall not run beside this one.
             if let Some(number) = self.find(&before).await? {
                 if before == job.id {
@@ -84,6 +134,7 @@ impl Slurm {
             arguments.push(format!("--gpus={}", job.gpus.len()));
         }
         arguments.extend(self.arguments.iter().cloned());
+        self.seen = None;
         self.unsure.insert(job.name.clone(), job.id.clone());
         let said = self.run("sbatch", &arguments, Some(&script(job))).await;
         let said = match said {
@@ -112,16 +163,26 @@ impl Slurm {
     /// Says how a job is. Errors if the controller does not.
     pub async fn poll(&mut self, job: &Job) -> Result<State, Error> {
         let Some(number) = self.find(&job.id).await? else { return Ok(State::Lost) };
-        let number_text = number.to_string();
-        if let Some(state @ (State::Pending | State::Running)) = self.queued(&number_text).await? {
+        let queued = match &self.seen {
+            Some(Ok(queue)) => queue.get(&number).and_then(|queued| queued.state),
+            Some(Err(problem)) => return Err(self::problem("squeue", problem.clone())),
+            None => self.queued(number).await?,
+        };
+        if let Some(state @ (State::Pending | State::Running)) = queued {
             self.known.insert(job.id.clone(), (number, 0));
             return Ok(state);
         }
+        let number_text = number.to_string();
         let columns = "State,ExitCode";
         let arguments = ["-X", "-n", "-P", "-j", &number_text, "-o", columns];
-        let told = self.run("sacct", &arguments, None).await?;
+        let told = match self.run("sacct", &arguments, None).await {
+            Err(Error::Scheduler { problem, .. }) if states::has_no_accounts(&problem) => {
+                return Ok(queued.unwrap_or(State::Lost));
+            }
+            told => told?,
+        };
         if let Some((word, code)) = told.lines().find_map(|line| line.trim().split_once('|')) {
-            return state_of(word, code)
+            return states::read(word, code)
                 .ok_or_else(|| problem("sacct", format!("`{word}` is no state that is known")));
         }
         let looks = self.known.get(&job.id).map_or(0, |(_, looks)| *looks) + 1;
@@ -143,9 +204,11 @@ impl Slurm {
     }
 
     /// A signal reaches what runs; what waits is taken away.
-    async fn cancel(&self, number: u64, at_once: bool) -> Result<(), Error> {
+    async fn cancel(&mut self, number: u64, at_once: bool) -> Result<(), Error> {
+        let state = self.queued(number).await?;
+        self.seen = None;
         let number = number.to_string();
-        let ended = match self.queued(&number).await? {
+        let ended = match state {
             Some(State::Pending) => self.run("scancel", &[number.as_str()], None).await,
             Some(State::Running) => {
                 let signal = if at_once { "--signal=KILL" } else { "--signal=TERM" };
@@ -155,17 +218,17 @@ impl Slurm {
         };
         match ended {
             // It ended meanwhile.
-            Err(Error::Scheduler { problem, .. }) if is_gone(&problem) => Ok(()),
+            Err(Error::Scheduler { problem, .. }) if states::is_gone(&problem) => Ok(()),
             ended => ended.map(drop),
         }
     }
 
-    /// Says how a job in the queue is. Some that have ended stay there for minutes.
-    async fn queued(&self, number: &str) -> Result<Option<State>, Error> {
-        match self.run("squeue", &["-h", "-j", number, "-o", "%T"], None).await {
-            Ok(text) => Ok(state_of(text.lines().next().unwrap_or_default().trim(), "")),
+    /// Asks the queue about one job.
+    async fn queued(&self, number: u64) -> Result<Option<State>, Error> {
+        match self.run("squeue", &["-h", "-j", &number.to_string(), "-o", "%T"], None).await {
+            Ok(text) => Ok(states::read(text.lines().next().unwrap_or_default().trim(), "")),
             // It has left the queue, and the controller has forgotten it.
-            Err(Error::Scheduler { problem, .. }) if is_gone(&problem) => Ok(None),
+            Err(Error::Scheduler { problem, .. }) if states::is_gone(&problem) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -176,13 +239,26 @@ impl Slurm {
         if let Some((number, _)) = self.known.get(id) {
             return Ok(Some(*number));
         }
-        let name = format!("--name={}", self.title(id));
-        let queued =
-            self.run("squeue", &["-h", "--me", "-t", "all", &name, "-o", "%i"], None).await?;
-        let mut found = last_number(&queued);
+        let title = self.title(id);
+        let name = format!("--name={title}");
+        let mut found = match &self.seen {
+            // The newest, if a job was requeued by hand.
+            Some(Ok(queue)) => {
+                let named = queue.iter().filter(|(_, queued)| queued.title == title);
+                named.map(|(number, _)| *number).max()
+            }
+            Some(Err(problem)) => return Err(self::problem("squeue", problem.clone())),
+            None => {
+                let arguments = ["-h", "--me", "-t", "all", &name, "-o", "%i"];
+                last_number(&self.run("squeue", &arguments, None).await?)
+            }
+        };
         if found.is_none() {
             let arguments = ["-X", "-n", "-P", "-S", "now-30days", &name, "-o", "JobID"];
-            found = last_number(&self.run("sacct", &arguments, None).await?);
+            found = match self.run("sacct", &arguments, None).await {
+                Err(Error::Scheduler { problem, .. }) if states::has_no_accounts(&problem) => None,
+                told => last_number(&told?),
+            };
         }
         if let Some(number) = found {
             self.known.insert(id.to_owned(), (number, 0));
@@ -201,7 +277,12 @@ impl Slurm {
         input: Option<&str>,
     ) -> Result<String, Error> {
         let path = self.folder.as_ref().map_or(PathBuf::from(program), |it| it.join(program));
-        let failed = |source: io::Error| problem(program, source.to_string());
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
+                Error::Command { program: program.to_owned(), source }
+            }
+            _ => problem(program, source.to_string()),
+        };
         let mut command = Command::new(path);
         command.args(arguments.iter().map(AsRef::as_ref));
         let input = input.map(str::to_owned);
@@ -243,10 +324,6 @@ fn problem(program: &str, problem: String) -> Error {
     Error::Scheduler { whom: program.to_owned(), problem }
 }
 
-fn is_gone(problem: &str) -> bool {
-    problem.contains("Invalid job id") || problem.contains("already completing or completed")
-}
-
 /// Returns the batch script of a job. Variables stand in it, not on a command line
 /// that everybody can see.
 fn script(job: &Job) -> String {
@@ -270,25 +347,4 @@ fn pattern(path: &str) -> String {
 fn last_number(text: &str) -> Option<u64> {
     // The newest, if a job was requeued by hand.
     text.lines().filter_map(|line| line.trim().parse().ok()).max()
-}
-
-/// Reads a state and an exit code (`CODE:SIGNAL`). Nothing if it is none.
-fn state_of(word: &str, code: &str) -> Option<State> {
-    // `CANCELLED by 1000`, `RESV_DEL_HOLD+`.
-    let word = word.split([' ', '+']).next().unwrap_or_default();
-    let (code, signal) = code.trim().split_once(':').unwrap_or(("", ""));
-    let code = code.parse().ok().filter(|_| matches!(signal, "" | "0"));
-    match word {
-        "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_HOLD" | "REQUEUE_FED"
-        | "RESV_DEL_HOLD" | "SPECIAL_EXIT" | "POWER_UP_NODE" => Some(State::Pending),
-        "RUNNING" | "COMPLETING" | "SUSPENDED" | "STAGE_OUT" | "SIGNALING" | "STOPPED"
-        | "RESIZING" => Some(State::Running),
-        "COMPLETED" | "FAILED" => Some(State::Ended { code }),
-        // Its exit code is that of whatever the end did to it.
-        "CANCELLED" | "NODE_FAIL" | "OUT_OF_MEMORY" | "TIMEOUT" | "PREEMPTED" | "BOOT_FAIL"
-        | "DEADLINE" | "REVOKED" | "LAUNCH_FAILED" | "RECONFIG_FAIL" => {
-            Some(State::Ended { code: None })
-        }
-        _ => None,
-    }
 }

@@ -121,6 +121,11 @@ impl Status {
         for child in &self.children {
             text.sample("process_restarts", &[("process", &child.name)], child.restarts as f64);
         }
+        text.family("process_failures", "Ends in a row, with no steady minute in between.");
+        for child in &self.children {
+            let failures = f64::from(child.failures);
+            text.sample("process_failures", &[("process", &child.name)], failures);
+        }
         if let Some(step) = self.policy.published {
             text.one("policy_published", "Newest policy.", step as f64);
         }

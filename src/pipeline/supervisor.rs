@@ -9,6 +9,8 @@ mod record;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use secrecy::SecretString;
+
 use super::probe::Probe;
 use super::watched::Watched;
 use super::{Child, Error, Job, Launcher, Limits, Phase, Run, State, Tier, logs};
@@ -67,12 +69,19 @@ impl Supervisor {
             logs_seen: None,
             run,
         };
+        if let Err(error) = supervisor.launcher.look().await
+            && error.is_lasting()
+        {
+            return Err(error);
+        }
         supervisor.take_up(&record).await?;
         Ok(supervisor)
     }
 
     /// Looks at every process once.
     pub async fn tick(&mut self) {
+        // What is wrong with it is told of each process that it concerns.
+        let _ = self.launcher.look().await;
         if self.drain.is_some() {
             self.drain_on().await;
             return;
@@ -99,34 +108,44 @@ impl Supervisor {
         self.watched.iter().find(broken).map(|it| it.child.name.as_str())
     }
 
-    /// Whether a process cannot do its work, and is not started any more.
-    pub fn has_given_up(&self) -> bool {
-        self.watched.iter().any(|it| it.phase == Phase::GivenUp)
+    /// Whether a process cannot do its work: it is not started any more, or ended each
+    /// time when the loop began to end.
+    pub fn has_failed(&self) -> bool {
+        self.watched.iter().any(|it| it.failed || it.phase == Phase::GivenUp)
     }
 
     /// Says how each process is.
     pub fn status(&self) -> Vec<ChildStatus> {
         let pid = |it: &Watched| self.launcher.pid(&it.job);
-        let status = |it: &Watched| ChildStatus::of(it, pid(it).filter(|_| it.phase.is_alive()));
+        let status = |it: &Watched| {
+            ChildStatus::of(it, &self.limits, pid(it).filter(|_| it.phase.is_alive()))
+        };
         self.watched.iter().map(status).collect()
     }
 
     /// Returns the versions of the weights that the engines serve, by address.
-    pub async fn served(&self, engines: &[String]) -> BTreeMap<String, Option<String>> {
+    pub async fn served(
+        &self,
+        engines: &[String],
+        key: Option<&SecretString>,
+    ) -> BTreeMap<String, Option<String>> {
         let asked = engines
             .iter()
-            .map(|url| async move { (url.clone(), self.probe.weight_version(url).await) });
+            .map(|url| async move { (url.clone(), self.probe.weight_version(url, key).await) });
         futures_util::future::join_all(asked).await.into_iter().collect()
     }
 
-    /// Returns how many turns `oclaw serve` has not made rows of, if it tells.
-    pub async fn open_turns(&self, front: &str) -> Option<u64> {
-        let text = self.probe.text(&format!("{front}/metrics")).await?;
+    /// Returns how many turns `oclaw serve` has not made rows of. Errors with why it
+    /// does not tell.
+    pub async fn open_turns(&self, front: &str, key: Option<&SecretString>) -> Result<u64, String> {
+        let text = self.probe.text(&format!("{front}/metrics"), key).await?;
         let value = |name: &str| {
             let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
             lines.find_map(|rest| rest.trim().parse::<u64>().ok())
         };
-        Some(value("oclaw_open_turns ")? + value("oclaw_waiting_rows ")?)
+        let told = value("oclaw_open_turns ").zip(value("oclaw_waiting_rows "));
+        told.map(|(open, waiting)| open + waiting)
+            .ok_or_else(|| "its metrics do not tell".to_owned())
     }
 
     async fn look(&mut self, index: usize) {
@@ -174,7 +193,9 @@ impl Supervisor {
         match self.launcher.start(&watched.job).await {
             Ok(()) => {
                 watched.enter(Phase::Starting, now);
-                self.tell(index, "started");
+                if !watched.is_failing(&self.limits, now) {
+                    self.tell(index, "started");
+                }
             }
             Err(error) => {
                 let told = watched.not_started(error.is_lasting(), &self.limits, now);
@@ -189,36 +210,41 @@ impl Supervisor {
         if watched.child.argv.is_empty() {
             return true;
         }
-        let code = match self.launcher.poll(&watched.job).await {
-            Ok(State::Running) => return true,
-            Ok(State::Pending) => return false,
-            Ok(State::Ended { code }) => code,
-            Ok(State::Lost) => None,
+        let end = match self.launcher.poll(&watched.job).await {
+            Ok(state @ (State::Running | State::Pending)) => {
+                watched.trouble = None;
+                return state == State::Running;
+            }
+            Ok(end) => end,
             Err(error) => {
-                let told = format!("{}: waiting", chain(&error));
-                self.tell_once(index, told);
+                let told = chain(&error);
+                watched.trouble = Some(told.clone());
+                self.tell_once(index, format!("{told}: waiting"));
                 return false;
             }
         };
         // The end of its log may tell why.
         let _ = self.launcher.logs(&self.watched[index].job).await;
-        self.note_end(index, code);
+        self.note_end(index, end);
         false
     }
 
-    fn note_end(&mut self, index: usize, code: Option<i32>) {
+    fn note_end(&mut self, index: usize, end: State) {
         let watched = &mut self.watched[index];
-        let mut told = watched.ended(code, &self.limits, Instant::now());
+        watched.trouble = None;
+        let mut told = watched.ended(end, &self.limits, Instant::now());
         // Of programs that are not ours nobody knows what they say.
         let ours = watched.job.argv.get(2).is_some_and(|word| word == "--config");
-        if code.is_some_and(|code| code != 0)
+        if matches!(end, State::Ended { code: Some(1..) })
             && ours
             && let Some(words) = logs::last_words(&watched.job.log)
         {
             told.push_str(&format!("\n  {words}"));
             watched.last_end = watched.last_end.take().map(|end| format!("{end}: {words}"));
         }
-        self.tell(index, &told);
+        if watched.is_news(&told, &self.limits) {
+            self.tell(index, &told);
+        }
     }
 
     /// Asks a process that was started whether it is ready.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Child, Job};
+use super::{Child, Job, State};
 
 /// How long and how often.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +15,7 @@ pub struct Limits {
     /// A process that has run for so long begins with the first wait again.
     pub steady: Duration,
     /// So many ends that are the process's own fault, with none of that in between,
-    /// and nobody starts it again.
+    /// and nobody starts it again. So many of any kind, and it counts as failing.
     pub give_up: u32,
     /// How long each tier may take to end when it is asked to.
     pub grace: Duration,
@@ -27,6 +27,13 @@ pub struct Limits {
 const OWN_FAULT: [i32; 2] = [2, 101];
 /// Exit code of a stage whose budget is spent.
 const SPENT: i32 = 3;
+/// What fails again and again is told again after so many times: hourly, where each
+/// start waits for a minute.
+const REMINDER: u32 = 60;
+/// What failed each time is well again once it has run so much longer than it did
+/// then, and for a second at least.
+const TRIAL: u32 = 2;
+const LEAST_TRIAL: Duration = Duration::from_secs(1);
 
 /// What a process is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,14 +90,20 @@ pub(super) struct Watched {
     pub(super) since: Instant,
     /// Whether it was ready once.
     pub(super) was_ready: bool,
+    /// Whether it was failing when the loop began to end.
+    pub(super) failed: bool,
     /// How it ended the last time.
     pub(super) last_end: Option<String>,
+    /// Why nobody knows how it is.
+    pub(super) trouble: Option<String>,
     /// What is wrong, as it was said.
     pub(super) said: Option<String>,
     /// Ends in a row, none of them after a steady time.
     streak: u32,
     /// Of these, the ones that were its own fault.
     faults: u32,
+    /// For how long it ran the last time.
+    lasted: Duration,
 }
 
 impl Watched {
@@ -103,10 +116,13 @@ impl Watched {
             restarts: 0,
             since: now,
             was_ready: false,
+            failed: false,
             last_end: None,
+            trouble: None,
             said: None,
             streak: 0,
             faults: 0,
+            lasted: Duration::ZERO,
         }
     }
 
@@ -115,14 +131,47 @@ impl Watched {
         self.since = now;
     }
 
+    /// Returns how often it has ended in a row, with no steady time in between.
+    pub(super) fn failures(&self, limits: &Limits, now: Instant) -> u32 {
+        let steady = self.phase == Phase::Up && now.duration_since(self.since) >= limits.steady;
+        if steady { 0 } else { self.streak }
+    }
+
+    /// Whether it ends each time that it is started. What it lacks may come back, as
+    /// room on a disk does: it is tried for ever.
+    pub(super) fn is_failing(&self, limits: &Limits, now: Instant) -> bool {
+        let trial = (self.lasted * TRIAL).max(LEAST_TRIAL).min(limits.steady);
+        let unproven = match self.phase {
+            Phase::Waiting | Phase::Starting | Phase::Resting(_) => true,
+            Phase::Up => now.duration_since(self.since) < trial,
+            Phase::Finished | Phase::GivenUp | Phase::Ending | Phase::Over => false,
+        };
+        unproven && self.streak >= limits.give_up
+    }
+
+    /// Whether there is something new in an end: a failure like those before it is
+    /// told now and then.
+    pub(super) fn is_news(&mut self, told: &str, limits: &Limits) -> bool {
+        let new = self.streak <= limits.give_up
+            || self.streak.is_multiple_of(REMINDER)
+            || self.said.as_deref() != Some(told);
+        self.said = Some(told.to_owned());
+        new
+    }
+
     /// Notes an end, and says what comes of it.
-    pub(super) fn ended(&mut self, code: Option<i32>, limits: &Limits, now: Instant) -> String {
+    pub(super) fn ended(&mut self, state: State, limits: &Limits, now: Instant) -> String {
         if self.phase == Phase::Up && now.duration_since(self.since) >= limits.steady {
             (self.streak, self.faults) = (0, 0);
         }
-        let end = match code {
-            Some(code) => format!("ended with exit code {code}"),
-            None => "was killed".to_owned(),
+        self.lasted = now.duration_since(self.since);
+        let (end, code) = match state {
+            State::Ended { code: Some(code) } => {
+                (format!("ended with exit code {code}"), Some(code))
+            }
+            State::Over { told } => (told.to_owned(), None),
+            State::Lost => ("is gone, nobody knows how it ended".to_owned(), None),
+            _ => ("was killed".to_owned(), None),
         };
         self.last_end = Some(end.clone());
         if code == Some(SPENT) {
@@ -138,7 +187,14 @@ impl Watched {
             return format!("{end} for the {} time: it is not started again", nth(self.faults));
         }
         let wait = self.rest(limits, now);
-        format!("{end}: started again in {:.1} s", wait.as_secs_f64())
+        match self.streak >= limits.give_up {
+            false => format!("{end}: started again in {:.1} s", wait.as_secs_f64()),
+            // The same words each time, as long as it is the same.
+            true => format!(
+                "{end}, as each time of late: started again every {:.0} s at least",
+                limits.longest_wait.as_secs_f64()
+            ),
+        }
     }
 
     /// Notes that it could not be started, and says what comes of it.
@@ -219,10 +275,55 @@ mod tests {
         let now = Instant::now();
         it.enter(Phase::Up, now);
         let end = now + Duration::from_secs(seconds);
-        it.ended(code, &LIMITS, end);
+        it.ended(State::Ended { code }, &LIMITS, end);
         match it.phase {
             Phase::Resting(until) => Some(until.duration_since(end).as_secs()),
             _ => None,
+        }
+    }
+
+    #[test]
+    fn what_ends_each_time_is_failing_until_it_runs_well() {
+        let mut it = watched(false);
+        let now = Instant::now();
+        let seen = [(); 4].map(|()| {
+            run(&mut it, 2, Some(1));
+            (it.is_failing(&LIMITS, now), it.failures(&LIMITS, now))
+        });
+        assert_eq!(seen, [(false, 1), (false, 2), (true, 3), (true, 4)]);
+        it.enter(Phase::Starting, now);
+        assert!(it.is_failing(&LIMITS, now), "nobody knows yet whether it is better now");
+        it.enter(Phase::Up, now);
+        let later = |seconds| now + Duration::from_secs(seconds);
+        // It ran for two seconds each time.
+        assert!(it.is_failing(&LIMITS, later(3)) && !it.is_failing(&LIMITS, later(4)));
+        assert_eq!([59, 60].map(|seconds| it.failures(&LIMITS, later(seconds))), [4, 0]);
+        // Told once, then when it is another end, then hourly.
+        let tell = |it: &mut Watched, code| {
+            it.enter(Phase::Up, now);
+            let told = it.ended(State::Ended { code: Some(code) }, &LIMITS, now);
+            it.is_news(&told, &LIMITS).then_some(told)
+        };
+        let words =
+            "ended with exit code 1, as each time of late: started again every 5 s at least";
+        assert_eq!(tell(&mut it, 1).as_deref(), Some(words));
+        assert_eq!(tell(&mut it, 1), None);
+        assert!(tell(&mut it, 4).is_some_and(|told| told.starts_with("ended with exit code 4, ")));
+        assert!(tell(&mut it, 1).is_some());
+        let again = (9..=120).filter(|_| tell(&mut it, 1).is_some()).count();
+        assert_eq!(again, 2, "at the 60th and the 120th");
+    }
+
+    #[test]
+    fn an_end_is_told_as_it_was() {
+        let told = |state| watched(false).ended(state, &LIMITS, Instant::now());
+        for (state, words) in [
+            (State::Ended { code: Some(1) }, "ended with exit code 1: started again in 1.0 s"),
+            (State::Ended { code: None }, "was killed: started again in 1.0 s"),
+            (State::Over { told: "was preempted" }, "was preempted: started again in 1.0 s"),
+            (State::Lost, "is gone, nobody knows how it ended: started again in 1.0 s"),
+        ] {
+            assert_eq!(told(state), words);
         }
     }
 

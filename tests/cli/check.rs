@@ -189,6 +189,13 @@ fn an_estimator_has_what_it_stands_on() {
     // What the loop itself would refuse is refused in its words.
     check("[loop]\nwithout = \"teacher-lp\"\n").says(2, "settings", "fail", &["combine", "`grpo`"]);
     check("[loop]\nwithout = \"hint\"\n").says(2, "settings", "fail", &["combine", "`hint`"]);
+    // The one that trains decides, whatever the other has.
+    let other = "[advantage]\nestimator = \"grpo\"\n[train]\nestimator = ";
+    for (estimator, without) in [("combine", "hint"), ("opd", "teacher-lp"), ("hybrid", "hint")] {
+        let text = format!("{other}\"{estimator}\"\n[loop]\nwithout = \"{without}\"\n");
+        let without = format!("`{without}`");
+        check(&text).says(2, "settings", "fail", &[estimator, &without, "`grpo`"]);
+    }
     check(
         "[loop]\nwithout = [\"hint\", \"teacher-lp\"]\n[train]\nestimator = \"grpo\"\n\
            [advantage]\nestimator = \"grpo\"\n",

@@ -1,5 +1,9 @@
 //! `oclaw init`: what it writes is true, and can be run.
 
+#[cfg(feature = "torch")]
+mod kinds;
+mod one_file;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -131,40 +135,4 @@ fn it_makes_the_folder_and_says_what_comes_next() {
     assert!(talk.contains("there is no model in `models/SmolLM2-135M-Instruct` yet"), "{talk}");
     let text = fs::read_to_string(folder.path().join("loops/one/oclaw.toml")).unwrap();
     assert!(text.contains("run = \"loops/one/run\""), "{text}");
-}
-
-/// Runs `oclaw check --offline`, which must find nothing wrong.
-#[cfg(feature = "torch")]
-fn checked(folder: &Path) {
-    let output = oclaw()
-        .args(["check", "--offline", "--json"])
-        .envs([("OCLAW_JUDGE_KEY", "k"), ("OCLAW_HINT_KEY", "k")])
-        .current_dir(folder)
-        .assert()
-        .get_output()
-        .clone();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-}
-
-#[cfg(feature = "torch")]
-#[test]
-fn files_of_every_kind_pass_the_check() {
-    for kind in KINDS {
-        let folder = tempfile::tempdir().unwrap();
-        let text = written(folder.path(), kind);
-        checked(folder.path());
-        // So they do with everything that is switched off, but for what leaves
-        // stages out, and for the files of keys.
-        let lines = text.lines().map(|line| match line.strip_prefix('#') {
-            Some(bare) if !bare.starts_with(' ') && bare.contains(" = ") => bare,
-            _ => line,
-        });
-        let all: Vec<&str> = lines.filter(|line| !line.starts_with("without")).collect();
-        fs::write(folder.path().join("oclaw.toml"), all.join("\n")).unwrap();
-        for file in ["clients.keys", "gateway.key"] {
-            fs::write(folder.path().join(file), "me secret\n").unwrap();
-        }
-        checked(folder.path());
-    }
 }

@@ -1,13 +1,18 @@
 //! `oclaw loop`: the real program, its children, and chats that go on meanwhile.
 
 mod chats;
+mod disk;
+mod failing;
 #[cfg(feature = "torch")]
 mod faults;
 #[cfg(feature = "torch")]
 mod initial;
+#[cfg(feature = "torch")]
+mod ray;
 mod refusals;
 mod slurm;
 mod stages;
+mod terminal;
 #[cfg(feature = "torch")]
 mod whole;
 #[cfg(feature = "torch")]

@@ -21,7 +21,7 @@ const CHAT: &str = "/v1/chat/completions";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A terminal of 120 columns: our side of it, and the program's.
-fn terminal() -> (File, OwnedFd) {
+pub(super) fn terminal() -> (File, OwnedFd) {
     let (mut ours, mut theirs) = (-1, -1);
     let size = libc::winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: both numbers and the size are ours; the name and the settings may be null.
@@ -35,9 +35,9 @@ fn terminal() -> (File, OwnedFd) {
 }
 
 /// What was shown so far, and the event that there is more.
-type Screen = Arc<(Mutex<String>, Condvar)>;
+pub(super) type Screen = Arc<(Mutex<String>, Condvar)>;
 
-fn watched(mut side: File) -> Screen {
+pub(super) fn watched(mut side: File) -> Screen {
     let screen = Screen::default();
     let shown = screen.clone();
     std::thread::spawn(move || {
@@ -51,7 +51,7 @@ fn watched(mut side: File) -> Screen {
     screen
 }
 
-fn seen(screen: &Screen, words: &[&str]) {
+pub(super) fn seen(screen: &Screen, words: &[&str]) {
     let lacks = |shown: &mut String| !words.iter().all(|words| shown.contains(words));
     let guard = screen.0.lock().unwrap();
     let (shown, waited) = screen.1.wait_timeout_while(guard, PATIENCE, lacks).unwrap();

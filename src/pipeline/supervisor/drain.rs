@@ -21,7 +21,11 @@ impl Supervisor {
     /// to end, each with its time of grace.
     pub fn drain(&mut self) {
         if self.drain.is_none() {
-            self.drain = Some(Drain { tier: 0, since: Instant::now(), forced: false });
+            let now = Instant::now();
+            for watched in &mut self.watched {
+                watched.failed = watched.is_failing(&self.limits, now);
+            }
+            self.drain = Some(Drain { tier: 0, since: now, forced: false });
         }
     }
 
@@ -60,15 +64,15 @@ impl Supervisor {
         }
         // One that cannot be asked about is asked again.
         let state = self.launcher.poll(&watched.job).await.unwrap_or(State::Running);
-        if let State::Ended { .. } | State::Lost = state {
+        if !state.is_alive() {
             watched.enter(Phase::Over, now);
             let told = match state {
                 State::Ended { code: Some(code) } if code != 0 => {
                     format!("ended with exit code {code}")
                 }
+                State::Lost => "is gone".to_owned(),
                 // Of one that was taken up nobody knows more.
-                State::Ended { .. } => "ended".to_owned(),
-                _ => "is gone".to_owned(),
+                _ => "ended".to_owned(),
             };
             self.tell(index, &told);
             return false;

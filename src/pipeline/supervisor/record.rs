@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::super::watched::Watched;
-use super::super::{Child, Error, Job, Launcher, Phase, Run, Tier, write_aside};
+use super::super::{Child, Error, Job, Launcher, Limits, Phase, Run, Tier, write_aside};
 use super::Supervisor;
 
 /// How often is looked whether somebody has ended.
@@ -48,19 +48,29 @@ pub struct ChildStatus {
     pub seconds: u64,
     /// How often it was started again.
     pub restarts: u64,
+    /// How often it has ended in a row, with no steady time in between.
+    #[serde(default)]
+    pub failures: u32,
     /// How it ended the last time.
     pub last_end: Option<String>,
+    /// Why nobody knows how it is, as where a scheduler does not answer.
+    #[serde(default)]
+    pub trouble: Option<String>,
 }
 
 impl ChildStatus {
-    pub(super) fn of(watched: &Watched, pid: Option<u32>) -> Self {
+    pub(super) fn of(watched: &Watched, limits: &Limits, pid: Option<u32>) -> Self {
+        let now = Instant::now();
+        let failing = watched.is_failing(limits, now);
         Self {
             name: watched.child.name.clone(),
-            phase: watched.phase.as_str().to_owned(),
+            phase: if failing { "failing" } else { watched.phase.as_str() }.to_owned(),
             pid,
             seconds: watched.since.elapsed().as_secs(),
             restarts: watched.restarts,
+            failures: watched.failures(limits, now),
             last_end: watched.last_end.clone(),
+            trouble: watched.trouble.clone(),
         }
     }
 }

@@ -112,3 +112,51 @@ fn the_network_needs_a_key() {
     );
     bench.check(&open, &["--offline"]).says(2, "key", "fail", &["everybody on the network"]);
 }
+
+/// What vLLM tells of each position is bounded.
+#[test]
+fn a_teacher_tells_so_many_likeliest_tokens() {
+    let bench = Bench::new();
+    let fake = FakeEngine::start();
+    fake.on("/version", [Reply::json(200, json!({"version": "0.33.0"}))]);
+    fake.on("/health", [Reply::text(200, "")]);
+    fake.on("/v1/models", [Reply::json(200, json!({"object": "list", "data": [{"id": "m"}]}))]);
+    let model = format!("{:?}", Bench::model().display().to_string());
+    let check = |topk: u32| {
+        let text = format!(
+            "{}[teacher-lp]\nengine = \"{}\"\ntokenizer = {model}\ntopk = {topk}\n",
+            bench.well(),
+            fake.url()
+        );
+        bench.check(&text, &[])
+    };
+    let most = oclaw::engine::VLLM_MOST_TOP as u32;
+    let words = [format!("it tells the {most} likeliest only"), format!("topk = {most}` or less")];
+    let words = words.each_ref().map(String::as_str);
+    check(most + 1).says(2, "engine", "fail", &["teacher-lp", words[0], words[1]]);
+    check(most).says(0, "engine", "ok", &["dialect `vllm`", "teacher-lp"]);
+}
+
+/// A server that names the folder of its model here is held to its tokenizer.
+#[test]
+fn a_server_with_another_tokenizer_is_found_out() {
+    let bench = Bench::new();
+    let other = bench.copy_model("other");
+    let path = other.join("tokenizer.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let fake = FakeEngine::sglang();
+    let folder = other.display().to_string();
+    let info = json!({"model_path": folder, "tokenizer_path": folder, "weight_version": "0"});
+    fake.on("/model_info", [Reply::json(200, info)]);
+    let policy = bench.elsewhere(&fake.url());
+    bench.check(&policy, &[]).says(0, "tokenizer", "ok", &["the same"]);
+    fs::write(&path, format!("{text} ")).unwrap();
+    let words = ["the engine at", "is not that of train", "models of one family"];
+    bench.check(&policy, &[]).says(2, "tokenizer", "fail", &words);
+    // So is a teacher: its ids are those of the policy.
+    let model = format!("{:?}", Bench::model().display().to_string());
+    let teacher =
+        format!("{}[teacher-lp]\nengine = \"{}\"\ntokenizer = {model}\n", bench.well(), fake.url());
+    let words = ["the engine at", "is not that of the policy's engine"];
+    bench.check(&teacher, &[]).says(2, "tokenizer", "fail", &words);
+}

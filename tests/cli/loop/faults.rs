@@ -1,17 +1,19 @@
 //! Every child and the loop itself killed in a seeded order, and a full disk, while
 //! people chat.
 
-use std::fs;
-use std::io::Write;
-use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::super::follow::Running;
 use super::chats::Chatter;
+use super::disk::Disk;
+use super::failing::child;
 use super::whole::{EMBEDDED, with_model};
 use super::{Loop, PATIENCE, signal, sum};
 
 const STAGES: [&str; 6] = ["judge", "hint", "teacher-lp", "advantage", "train", "sync-weights"];
+/// The loop itself, among those to kill.
+const LOOP: &str = "the loop";
 
 /// The whole loop, which comes back quickly and makes few steps of many turns.
 fn quick() -> String {
@@ -19,14 +21,13 @@ fn quick() -> String {
     EMBEDDED.replace("[judge]", quick).replace("batch-turns = 2", "batch-turns = 64")
 }
 
-/// Numbers that look random and are the same each time.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % sides
+/// Everything in an order that looks random and is the same each time.
+fn shuffled(mut what: Vec<&'static str>, mut seed: u64) -> Vec<&'static str> {
+    for last in (1..what.len()).rev() {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        what.swap(last, (seed >> 33) as usize % (last + 1));
     }
+    what
 }
 
 /// Waits until so many more turns were answered: chats go on.
@@ -52,34 +53,48 @@ fn settled(looped: &Loop, wanted: impl Fn(u64) -> bool) {
     });
 }
 
+/// Kills a child, as soon as it runs.
 fn kill(looped: &Loop, child: &str) {
-    if let Some(pid) =
-        looped.pid(child).filter(|pid| super::runs_here(*pid as u64, &looped.path("")))
-    {
-        signal(pid, "KILL");
+    let start = Instant::now();
+    loop {
+        let pid = looped.pid(child);
+        if let Some(pid) = pid.filter(|pid| super::runs_here(*pid as u64, &looped.path(""))) {
+            signal(pid, "KILL");
+            return;
+        }
+        assert!(start.elapsed() < PATIENCE, "{child} does not run");
+        std::thread::park_timeout(Duration::from_millis(20));
     }
+}
+
+/// Kills two of these at once, again and again, until each was killed. People chat in
+/// between, and every turn is accounted for at any time.
+fn kill_all(looped: &Loop, mut running: Running, chatter: &Chatter, whom: &[&str]) -> Running {
+    for two in whom.chunks(2) {
+        more_chats(chatter, 1);
+        for victim in two {
+            if *victim == LOOP {
+                running.kill();
+                running = looped.start();
+                running.hears("serve: ready");
+            } else {
+                kill(looped, victim);
+            }
+            super::conserved(&looped.status());
+        }
+    }
+    running
 }
 
 /// No chat notices what happens behind serve.
 #[test]
-fn chats_never_fail_while_stages_and_the_loop_are_killed() {
+fn chats_never_fail_while_each_stage_and_the_loop_are_killed() {
     let looped = Loop::new(&with_model(&quick()));
     let mut running = looped.start();
     running.hears("serve: ready");
     let chatter = Chatter::start(&looped.front);
-    let mut dice = Dice(7);
-    for round in 0..6 {
-        more_chats(&chatter, 1);
-        match dice.roll(4) {
-            0 => {
-                running.kill();
-                running = looped.start();
-                running.hears("serve: ready");
-            }
-            _ => kill(&looped, STAGES[(round + dice.roll(6)) % 6]),
-        }
-        super::conserved(&looped.status());
-    }
+    let whom = shuffled([&STAGES[..], &[LOOP, LOOP]].concat(), 7);
+    let running = kill_all(&looped, running, &chatter, &whom);
     let (answered, retries) = chatter.stop();
     assert_eq!(retries, 0, "of {answered} chats some had to be sent again");
     // Nothing was killed that captures.
@@ -99,51 +114,11 @@ fn nothing_is_lost_where_serve_and_the_engine_are_killed_too() {
     let mut running = looped.start();
     running.hears("serve: ready");
     let chatter = Chatter::start(&looped.front);
-    let mut dice = Dice(11);
-    for round in 0..6 {
-        more_chats(&chatter, 1);
-        match (round, dice.roll(3)) {
-            (2 | 4, _) => {
-                running.kill();
-                running = looped.start();
-                running.hears("serve: ready");
-            }
-            (_, 0) => kill(&looped, "serve"),
-            (_, 1) => kill(&looped, "engine-policy"),
-            _ => kill(&looped, STAGES[dice.roll(6)]),
-        }
-        super::conserved(&looped.status());
-    }
+    let whom = shuffled(vec!["serve", "engine-policy", "train", "sync-weights", LOOP, "serve"], 11);
+    let running = kill_all(&looped, running, &chatter, &whom);
     let (answered, _) = chatter.stop();
     settled(&looped, |all| all >= answered);
     assert_eq!(running.stop().0, Some(0));
-}
-
-/// A disk of the judge's own. Nothing if nothing can be mounted here.
-struct Disk(std::path::PathBuf);
-
-impl Disk {
-    fn mount(at: &std::path::Path) -> Option<Self> {
-        fs::create_dir_all(at).unwrap();
-        let options = ["-t", "tmpfs", "-o", "size=16m", "tmpfs"];
-        let mounted = Command::new("mount").args(options).arg(at).output();
-        mounted.is_ok_and(|it| it.status.success()).then(|| Self(at.to_owned()))
-    }
-
-    fn fill(&self) {
-        let mut filler = fs::File::create(self.0.join(".filler")).unwrap();
-        while filler.write_all(&[0; 4096]).is_ok() {}
-    }
-
-    fn empty(&self) {
-        fs::remove_file(self.0.join(".filler")).unwrap();
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 #[test]
@@ -168,6 +143,7 @@ fn a_full_disk_holds_up_a_stage_and_heals() {
     let (answered, retries) = chatter.stop();
     assert_eq!(retries, 0);
     settled(&looped, |all| all >= answered);
+    looped.until("the judge is well again", |status| child(status, "judge")["phase"] == "up");
     assert_eq!(running.stop().0, Some(0));
     drop(looped);
 }

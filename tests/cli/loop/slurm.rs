@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use super::super::follow::Running;
 use super::chats::converse;
+use super::failing::child;
 use super::stages::{ONLY_JUDGE, config, engine, pending};
 use super::{Loop, signal};
 use crate::harness::root;
@@ -81,7 +82,7 @@ fn jobs_outlive_the_loop_are_taken_up_started_again_and_ended() {
     let (cluster, upstream) = (Cluster::new(), engine());
     let rest = format!(
         "[judge]\nrules = \"\"\npoll = \"100ms\"\n{ONLY_JUDGE}restart-wait = \"100ms\"\n\
-         [scheduler]\nkind = \"slurm\"\npartition = \"gpu\"\nargs = [\"--time=1-0\"]\n"
+         [scheduler]\nkind = \"slurm\"\npartition = \"gpu\"\nargs = [\"--time=1-0\"]\npoll = \"200ms\"\n"
     );
     let looped = Loop::new(&config(&upstream.url(), &rest));
     let mut first = cluster.start(&looped);
@@ -115,4 +116,46 @@ fn jobs_outlive_the_loop_are_taken_up_started_again_and_ended() {
     assert_eq!(jobs.len(), 4, "{jobs:?}");
     let log = fs::read_to_string(looped.path("run/logs/judge.log")).unwrap();
     assert!(!log.is_empty(), "a job writes its log itself");
+}
+
+/// A loop that asks for what is not there ends at once, and says what.
+#[test]
+fn without_the_commands_nothing_begins() {
+    let upstream = engine();
+    let rest = format!("[judge]\nrules = \"\"\n{ONLY_JUDGE}[scheduler]\nkind = \"slurm\"\n");
+    let looped = Loop::new(&config(&upstream.url(), &rest));
+    let mut command = looped.command();
+    command.env("PATH", looped.path("nowhere"));
+    let output = command.timeout(super::PATIENCE).assert().code(4);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let words = "cannot run `squeue`, a command of the scheduler: No such file or directory";
+    assert!(said.contains(words) && said.contains("hint: start the loop where"), "{said}");
+}
+
+/// A controller that goes away is shown, and changes nothing: jobs go on.
+#[test]
+fn a_controller_that_goes_away_is_shown() {
+    let (cluster, upstream) = (Cluster::new(), engine());
+    let rest = format!(
+        "[judge]\nrules = \"\"\npoll = \"100ms\"\n{ONLY_JUDGE}\
+         [scheduler]\nkind = \"slurm\"\npoll = \"200ms\"\n"
+    );
+    let looped = Loop::new(&config(&upstream.url(), &rest));
+    let mut running = cluster.start(&looped);
+    running.hears("judge: started");
+    running.hears("advantage: started");
+    fs::write(cluster.at("controller-away"), "").unwrap();
+    converse(&looped.front, "away", 3);
+    let away = "Unable to contact slurm controller";
+    looped.until("the trouble is shown, and turns are judged", |status| {
+        let trouble = child(status, "judge")["trouble"].as_str().map(str::to_owned);
+        trouble.is_some_and(|it| it.contains(away)) && pending(status, "nobody") == 2
+    });
+    fs::remove_file(cluster.at("controller-away")).unwrap();
+    looped.until("it is over", |status| child(status, "judge")["trouble"].is_null());
+    assert_eq!(cluster.jobs().len(), 3, "{:?}", cluster.jobs());
+    let (code, words) = running.stop();
+    assert_eq!(code, Some(0), "{words}");
+    let told = words.lines().filter(|line| line.starts_with("judge: ") && line.contains(away));
+    assert_eq!(told.count(), 1, "{words}");
 }

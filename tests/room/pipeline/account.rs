@@ -115,3 +115,46 @@ fn a_stage_that_loses_rows_is_found_out() {
     assert!(text.contains("# TYPE oclaw_loop_turns_pending gauge\n"), "{text}");
     assert!(text.contains("\noclaw_loop_turns_pending{stage=\"teacher-lp\"} 3\n"), "{text}");
 }
+
+/// A shard whose ids are none still has its turns: which of them were trained, nobody
+/// can say, and none is counted twice or left out.
+#[test]
+fn a_shard_whose_ids_cannot_be_read_waits_and_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path();
+    for folder in ["turns", "judged", "hinted", "taught"] {
+        shard(run, folder, "a", 1..4);
+    }
+    fs::create_dir_all(run.join("ready")).unwrap();
+    let ids: ArrayRef = Arc::new(UInt64Array::from(vec![1, 2, 3]));
+    let batch = RecordBatch::try_from_iter([("turn_id", ids)]).unwrap();
+    let path = run.join("ready/a.parquet");
+    let file = File::create(&path).unwrap();
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    policy(run, 1, &[("a-turn-1", None)]);
+    let mut accountant = Accountant::new(&Run::new(run), &[]);
+    let (account, queues) = accountant.take().unwrap();
+    assert_eq!((account.captured, account.trained, account.unreadable), (3, 0, 1));
+    assert_eq!(account.pending, counts(&[("train", 3)]));
+    assert_eq!((account.lost, account.refused.len()), (0, 0));
+    let train = queues.iter().find(|queue| queue.stage == "train").unwrap();
+    assert_eq!((train.shards, train.rows), (1, 3));
+    // Written anew, it is read anew.
+    fs::remove_file(path).unwrap();
+    shard(run, "ready", "a", 1..4);
+    let (account, _) = accountant.take().unwrap();
+    assert_eq!((account.captured, account.trained, account.unreadable), (3, 1, 0));
+    assert_eq!(account.pending, counts(&[("train", 2)]));
+}
+
+#[test]
+fn what_is_not_known_is_said() {
+    let unknown = Account { open_unknown: Some("it does not answer".into()), ..Account::default() };
+    let words = "captured 0 = trained 0 + refused 0 + pending 0; nobody knows how many more are \
+                 open: it does not answer";
+    assert_eq!(unknown.words(), words);
+    let known = Account { open: Some(0), ..Account::default() };
+    assert!(known.words().ends_with("pending 0; 0 more are open"), "{}", known.words());
+}

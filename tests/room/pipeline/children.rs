@@ -2,9 +2,17 @@
 
 use std::time::Duration;
 
-use oclaw::pipeline::{Child, Plan, Run, Tier, Wishes, children};
+use oclaw::pipeline::{Child, Error, Plan, Run, Tier, Wishes, children};
 
 fn cast(config: &str, without: &[&str]) -> Vec<Child> {
+    cast_or_not(config, without).unwrap()
+}
+
+fn refused(config: &str) -> String {
+    cast_or_not(config, &[]).unwrap_err().to_string()
+}
+
+fn cast_or_not(config: &str, without: &[&str]) -> Result<Vec<Child>, Error> {
     let plan = Plan::parse(config, |_| Ok(Duration::from_secs(1))).unwrap();
     let wishes = Wishes {
         program: "oclaw".to_owned(),
@@ -16,7 +24,7 @@ fn cast(config: &str, without: &[&str]) -> Vec<Child> {
         train_hours: vec!["22:00-06:00".to_owned()],
     };
     let given = |section: &str, key: &str| plan.value(section, key).map(str::to_owned);
-    children(&plan, &wishes, &given).unwrap()
+    children(&plan, &wishes, &given)
 }
 
 fn words(children: &[Child], name: &str) -> String {
@@ -156,6 +164,34 @@ fn the_key_of_serve_is_passed_on() {
         "[sync-weights]\nenv = { OCLAW_SYNC_WEIGHTS_PROXY_KEY = \"k\" }\n",
     ] {
         assert_eq!(told(&format!("{both}{own}")), None, "{own}");
+    }
+}
+
+/// Several engines get the weights, and chats go to what stands before them.
+#[test]
+fn several_engines_share_a_policy_behind_a_router() {
+    let two = "[engines.a]\nurl = \"http://a:1\"\n[engines.b]\nurl = \"http://b:1\"\n\
+               [train]\nmodel = \"m\"\n[judge]\nrules = \"\"\n[hint]\nfrom-feedback = true\n";
+    let routed = format!("{two}[serve]\nengine = \"http://router:1\"\n");
+    let children = cast(&routed, &[]);
+    let serve = "oclaw serve --config oclaw.toml --engine http://router:1 \
+                 --listen 127.0.0.1:30000 --spool run/turns";
+    assert_eq!(words(&children, "serve"), serve);
+    let sync = "oclaw sync-weights --config oclaw.toml --follow run/policy --engine http://a:1 \
+                --engine http://b:1 --proxy http://127.0.0.1:30000 --every 2";
+    assert_eq!(words(&children, "sync-weights"), sync);
+    let engines = children.iter().filter(|child| child.tier == Tier::Engine && child.vital);
+    assert_eq!(engines.count(), 2);
+    for (config, told) in [
+        (two.to_owned(), "2 of `[engines]` serve `policy`, and `serve` stands before one address"),
+        (format!("{two}[serve]\nmodel = \"m\"\n"), "name that of a router before them"),
+        (
+            "[serve]\nengine = [\"http://a:1\", \"http://b:1\"]\n".to_owned(),
+            "`[serve] engine` names several, and `serve` stands before one",
+        ),
+    ] {
+        let error = refused(&config);
+        assert!(error.contains(told), "{config}: {error}");
     }
 }
 

@@ -84,7 +84,9 @@ fn what_outlives_the_supervisor_is_taken_up() {
     assert_eq!(Local::new(folder.path()).poll(&other), State::Lost);
     second.stop(&job, false);
     assert_eq!(wait(&mut first, &job), State::Ended { code: None });
-    assert_eq!(wait(&mut second, &job), State::Ended { code: None });
+    // Who has not started it is not told how it ended.
+    let told = "ended, nobody knows how: another supervisor had started it";
+    assert_eq!(wait(&mut second, &job), State::Over { told });
 }
 
 #[test]

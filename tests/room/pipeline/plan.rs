@@ -139,9 +139,10 @@ fn what_is_wrong_has_its_line() {
             "[scheduler]\nkind = \"ray\"\npartition = \"x\"",
             "line 3: this kind of scheduler has no `partition`",
         ),
+        ("[scheduler]\npoll = \"1s\"", "line 2: this kind of scheduler has no `poll`"),
         (
             "[scheduler]\nport = 1",
-            "line 2: no setting `port` in `[scheduler]`; settings are `address`, `args`, `kind`, `partition`",
+            "line 2: no setting `port` in `[scheduler]`; settings are `address`, `args`, `kind`, `partition`, `poll`",
         ),
     ] {
         assert_eq!(Plan::parse(text, time).unwrap_err().to_string(), told, "{text}");

@@ -1,7 +1,5 @@
-//! Jobs of a Ray cluster: against a fake that answers in the words of Ray 2.60,
-//! and, where `.ci/run` has installed one, against a real head.
-
-mod real;
+//! Jobs of a Ray cluster: against a fake that answers in the words of Ray 2.60. A
+//! whole loop on a real head is in tests/cli/loop/ray.rs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -106,6 +104,10 @@ async fn answer(
 
 impl Inside {
     fn answer(&mut self, method: &Method, path: &str, body: &[u8]) -> (StatusCode, String) {
+        if path == "/api/version" {
+            let told = json!({"version": "4", "ray_version": "2.60.0", "session_name": "s"});
+            return (StatusCode::OK, told.to_string());
+        }
         let path = path.strip_prefix("/api/jobs/").unwrap();
         if path.is_empty() && method == Method::POST {
             return self.submit(serde_json::from_slice(body).unwrap());
@@ -181,14 +183,16 @@ async fn a_job_is_submitted_as_it_is_and_its_states_are_read() {
     assert_eq!(told["runtime_env"]["env_vars"], env);
     assert_eq!(told["metadata"], json!({"oclaw_job": "judge-1", "oclaw_name": "judge"}));
     assert_eq!(told.get("entrypoint_num_gpus"), None);
+    let over = |told| State::Over { told };
     for (status, code, state) in [
         ("PENDING", None, State::Pending),
         ("RUNNING", None, State::Running),
         ("SUCCEEDED", Some(0), State::Ended { code: Some(0) }),
         ("FAILED", Some(3), State::Ended { code: Some(3) }),
-        // No node had room for it, or its node died.
-        ("FAILED", None, State::Ended { code: None }),
-        ("STOPPED", None, State::Ended { code: None }),
+        // By a signal.
+        ("FAILED", Some(-9), State::Ended { code: None }),
+        ("FAILED", None, over("failed: Ray had no place for it, or lost its node")),
+        ("STOPPED", None, over("was stopped")),
     ] {
         fake.set(status, code);
         assert_eq!(ray.poll(&asked).await.unwrap(), state);
@@ -297,6 +301,16 @@ async fn a_log_is_taken_piece_by_piece() {
     fake.with(|inside| inside.logs.insert(id, "three".to_owned()));
     ray.logs(&next).await.unwrap();
     assert_eq!(log(), "twöthree");
+}
+
+#[tokio::test]
+async fn a_head_tells_its_version() {
+    let fake = FakeRay::start();
+    assert_eq!(fake.ray().version().await.unwrap(), "2.60.0");
+    let other = crate::harness::fake_engine::FakeEngine::start();
+    other.otherwise(crate::harness::fake_engine::Reply::json(200, json!({"version": "1"})));
+    let error = Ray::new(&other.url(), "x", None).unwrap().version().await.unwrap_err();
+    assert!(error.to_string().ends_with("names no `ray_version`: is it a Ray head?"), "{error}");
 }
 
 #[tokio::test]

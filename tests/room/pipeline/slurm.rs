@@ -1,5 +1,8 @@
-//! Jobs of a Slurm cluster: against commands that reply as Slurm 23.11 does. The
+//! Jobs of a Slurm cluster: against commands that reply as Slurm 23.11 does, by its
+//! documentation (fixtures/slurm/README.md). The
 //! fake keeps its jobs in a folder, so that a test can say how they are.
+
+mod states;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -117,33 +120,12 @@ async fn a_job_is_submitted_as_it_is() {
 }
 
 #[tokio::test]
-async fn states_and_codes_are_read() {
+async fn the_accounting_may_lag_or_not_be_there() {
     let fake = FakeSlurm::new();
     let mut slurm = fake.slurm(&[]);
     let job = fake.job("judge-1");
     slurm.start(&job).await.unwrap();
     let ended = |code| State::Ended { code };
-    for (state, code, wanted) in [
-        ("PENDING", "0:0", State::Pending),
-        ("CONFIGURING", "0:0", State::Pending),
-        ("RUNNING", "0:0", State::Running),
-        ("COMPLETING", "0:0", State::Running),
-        ("SUSPENDED", "0:0", State::Running),
-        ("COMPLETED", "0:0", ended(Some(0))),
-        ("FAILED", "3:0", ended(Some(3))),
-        ("FAILED", "1:0", ended(Some(1))),
-        // A signal ended it.
-        ("FAILED", "0:9", ended(None)),
-        ("CANCELLED by 1000", "0:15", ended(None)),
-        ("CANCELLED", "0:0", ended(None)),
-        ("NODE_FAIL", "1:0", ended(None)),
-        ("OUT_OF_MEMORY", "0:125", ended(None)),
-        ("TIMEOUT", "0:0", ended(None)),
-        ("PREEMPTED", "0:0", ended(None)),
-    ] {
-        fake.set(1001, state, code);
-        assert_eq!(slurm.poll(&job).await.unwrap(), wanted, "{state}");
-    }
     // The queue has forgotten it; so has, for a moment, the accounting.
     fake.forget(1001);
     fake.set(1001, "FAILED", "7:0");
@@ -159,6 +141,78 @@ async fn states_and_codes_are_read() {
     fake.set(1001, "DREAMING", "0:0");
     let error = slurm.poll(&job).await.unwrap_err().to_string();
     assert_eq!(error, "`sacct`: `DREAMING` is no state that is known");
+
+    // Nobody keeps accounts: the queue knows what has ended for minutes, without codes.
+    fake.switch("no-accounting", true);
+    let next = fake.job("judge-2");
+    slurm.start(&next).await.unwrap();
+    let told = "failed, nobody knows how";
+    for (state, wanted) in [
+        ("PENDING", State::Pending),
+        ("RUNNING", State::Running),
+        ("COMPLETED", ended(Some(0))),
+        ("FAILED", State::Over { told }),
+        ("TIMEOUT", State::Over { told: "ran into its time limit" }),
+    ] {
+        fake.set(1002, state, "7:0");
+        assert_eq!(slurm.poll(&next).await.unwrap(), wanted, "{state}");
+    }
+    fake.forget(1002);
+    assert_eq!(slurm.poll(&next).await.unwrap(), State::Lost);
+}
+
+/// One call tells of all jobs, however many there are; nothing is asked again that a
+/// look has shown.
+#[tokio::test]
+async fn a_look_is_one_call() {
+    let fake = FakeSlurm::new();
+    let mut slurm = fake.slurm(&[]);
+    let jobs = ["judge", "hint", "train"]
+        .map(|name| Job { name: name.to_owned(), ..fake.job(&format!("{name}-1")) });
+    for job in &jobs {
+        slurm.start(job).await.unwrap();
+    }
+    fake.set(1001, "RUNNING", "0:0");
+    fake.set(1003, "RUNNING", "0:0");
+    let calls = || {
+        let calls = fake.read("calls");
+        fs::remove_file(fake.at("calls")).unwrap();
+        calls.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    calls();
+    for _ in 0..2 {
+        slurm.look().await.unwrap();
+        let mut states = Vec::new();
+        for job in &jobs {
+            states.push(slurm.poll(job).await.unwrap());
+        }
+        assert_eq!(states, [State::Running, State::Pending, State::Running]);
+        assert_eq!(calls(), ["squeue"]);
+    }
+    // Another supervisor finds them all by the same call.
+    let mut other = fake.slurm(&[]);
+    other.look().await.unwrap();
+    for job in &jobs {
+        assert!(other.poll(job).await.unwrap().is_alive());
+    }
+    assert_eq!(calls(), ["squeue"]);
+    // How one has ended is asked once.
+    fake.set(1003, "FAILED", "1:0");
+    slurm.look().await.unwrap();
+    for (job, wanted) in
+        jobs.iter().zip([State::Running, State::Pending, State::Ended { code: Some(1) }])
+    {
+        assert_eq!(slurm.poll(job).await.unwrap(), wanted);
+    }
+    assert_eq!(calls(), ["squeue", "sacct"]);
+    // A look that fails is no news of any of them.
+    fake.switch("controller-away", true);
+    assert!(slurm.look().await.is_err());
+    for job in &jobs {
+        let error = slurm.poll(job).await.unwrap_err().to_string();
+        assert!(error.contains("Unable to contact slurm controller"), "{error}");
+    }
+    assert_eq!(calls(), ["squeue"]);
 }
 
 #[tokio::test]
@@ -221,6 +275,11 @@ async fn a_controller_that_is_away_is_no_news_of_a_job() {
     fake.switch("controller-away", false);
     assert_eq!(slurm.poll(&job).await.unwrap(), State::Pending);
     let mut nowhere = Slurm::new(None, Vec::new(), "x").with_commands(Path::new("/no").to_owned());
-    let error = nowhere.start(&job).await.unwrap_err().to_string();
-    assert!(error.starts_with("`squeue`: No such file"), "{error}");
+    let error = nowhere.start(&job).await.unwrap_err();
+    assert!(matches!(&error, Error::Command { program, .. } if program == "squeue"), "{error}");
+    let version = fake.slurm(&[]).version().await.unwrap();
+    assert_eq!(version, "slurm 23.11.4");
+    fs::remove_file(fake.at("commands/scancel")).unwrap();
+    let error = fake.slurm(&[]).version().await.unwrap_err().to_string();
+    assert_eq!(error, "cannot run `scancel`, a command of the scheduler");
 }

@@ -5,6 +5,8 @@
 folder=@FOLDER@
 jobs=$folder/jobs
 program=$(basename "$0")
+echo "$program" >> "$folder/calls"
+[ "${1:-}" != --version ] || { echo "slurm 23.11.4"; exit; }
 
 away() {
   if [ -e "$folder/controller-away" ]; then
@@ -75,13 +77,25 @@ case $program in
       echo "${state%% *}"
       exit
     fi
+    columns=$(option -o "$@")
     for file in "$jobs"/*.name; do
-      [ -e "$file" ] && [ "$(cat "$file")" = "$name" ] || continue
-      [ -e "${file%.name}.gone" ] || basename "$file" .name
+      [ -e "$file" ] || continue
+      number=$(basename "$file" .name)
+      [ -z "$name" ] || [ "$(cat "$file")" = "$name" ] || continue
+      [ ! -e "$jobs/$number.gone" ] || continue
+      state=$(cat "$jobs/$number.state")
+      case $columns in
+        %i) echo "$number" ;;
+        *) echo "$number|${state%% *}|$(cat "$file")" ;;
+      esac
     done
     ;;
   sacct)
     if [ -e "$folder/accounting-lags" ]; then exit 0; fi
+    if [ -e "$folder/no-accounting" ]; then
+      echo "Slurm accounting storage is disabled" >&2
+      exit 1
+    fi
     name=$(option --name "$@")
     number=$(option -j "$@")
     if [ -n "$number" ]; then
