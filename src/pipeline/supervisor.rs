@@ -109,7 +109,7 @@ impl Supervisor {
     }
 
     /// Whether a process cannot do its work: it is not started any more, or ended each
-    /// time when the loop began to end.
+    /// time when the loop began to end, or failed in the end.
     pub fn has_failed(&self) -> bool {
         self.watched.iter().any(|it| it.failed || it.phase == Phase::GivenUp)
     }

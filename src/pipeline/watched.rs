@@ -90,7 +90,7 @@ pub(super) struct Watched {
     pub(super) since: Instant,
     /// Whether it was ready once.
     pub(super) was_ready: bool,
-    /// Whether it was failing when the loop began to end.
+    /// Whether it was failing when the loop began to end, or failed as it ended.
     pub(super) failed: bool,
     /// How it ended the last time.
     pub(super) last_end: Option<String>,

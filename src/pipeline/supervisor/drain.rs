@@ -65,6 +65,8 @@ impl Supervisor {
         // One that cannot be asked about is asked again.
         let state = self.launcher.poll(&watched.job).await.unwrap_or(State::Running);
         if !state.is_alive() {
+            // Asked to end, it ends with 0 unless it has lost something.
+            watched.failed |= matches!(state, State::Ended { code: Some(1) });
             watched.enter(Phase::Over, now);
             let told = match state {
                 State::Ended { code: Some(code) } if code != 0 => {
