@@ -240,6 +240,7 @@ fn of_proxy(error: &proxy::Error) -> (Kind, Option<String>) {
         Error::Bind { .. } => (Kind::Failed, hint("choose another address by `--listen`")),
         Error::Open { .. } => (Kind::Usage, hint("give the clients' keys by `--key-file`")),
         Error::Client { .. } => (Kind::Usage, None),
+        Error::NoEngine => (Kind::Usage, hint("give `--engine URL` or `--model DIR`")),
         Error::Journal(Journal::Locked { .. }) => {
             (Kind::Failed, hint("one `oclaw serve` per spool folder; choose another by `--spool`"))
         }

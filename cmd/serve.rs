@@ -1,22 +1,22 @@
 //! `oclaw serve`.
 
+mod backends;
+mod flags;
 mod ship;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use oclaw::engine::{self, Dialect, Engine, EngineOptions};
 use oclaw::journal::{self, Roll, Sync};
-use oclaw::proxy::{self, Keys, Limits, Summary};
+use oclaw::proxy::{self, Backend, Keys, RequestLog, Summary};
 use oclaw::table::{Provenance, StageLine};
-use oclaw::template::{Template, Tokenizer};
 use secrecy::SecretString;
 
 use crate::common::Context;
-use crate::embedded::{self, Embedded};
 use crate::report::{Exit, Failure};
 use crate::units;
+use flags::LimitFlags;
 use ship::Shipping;
 
 /// How many idle times a session is remembered for, so that a late next message
@@ -28,7 +28,10 @@ const COMPACT: u64 = 64 << 20;
 /// Let people chat through an OpenAI-compatible server, and record what it sampled.
 ///
 /// Chats pass through byte by byte to `--engine`, or to an engine inside this
-/// process (`--model`). What the engine is asked beyond the client's request
+/// process (`--model`). Of several engines a session stays with the one that began
+/// it, a new one goes to the one with the fewest requests, and one that is away or
+/// on hold is left out; a request goes to a second engine only if nothing of it has
+/// reached the first. What the engine is asked beyond the client's request
 /// (token ids, log-probs, counts) is cut out of the client's copy again. An answer
 /// beyond `--max-answer` passes without being held, is not recorded and is counted
 /// as `answer_too_large`. If it is no stream it is not cut either; of a stream only
@@ -39,6 +42,9 @@ const COMPACT: u64 = 64 << 20;
 /// by `X-Session-Id`, by the body's `session_id`, by OpenClaw's affinity headers
 /// or cache key, else by the messages themselves. `X-Turn-Type: side` marks a
 /// request that is not recorded, `X-Session-Done: 1` the last one of a session.
+/// The body's `reward` (-1 to 1) and `feedback` (words) are about the answer that
+/// the request goes on from; they are taken out before the engine sees it, and
+/// words that are none are counted and told in `x-oclaw-feedback`, never refused.
 /// Turns that nothing follows become rows after `--session-idle`.
 ///
 /// Rows are Parquet files in `--spool`. A turn is in the journal there before
@@ -54,16 +60,20 @@ const COMPACT: u64 = 64 << 20;
 /// reach the engine (but see `--forward-authorization`); the engine's own key
 /// comes from `--engine-key-file` or `OCLAW_SERVE_KEY`.
 ///
+/// Clients may know the model by a name of its own (`--model-name`): it is changed
+/// to the engine's on the way there and back on the way home.
+///
 /// Also served: `/v1/models` and every other `/v1/` route (passed on, not
 /// recorded), `/v1/feedback`, `/healthz`, `/readyz`, `/metrics`, and for whoever
-/// changes the weights `/oclaw/policy`, `/oclaw/pause`, `/oclaw/resume`. The
+/// changes the weights `/oclaw/policy`, `/oclaw/pause`, `/oclaw/resume`
+/// (for one of several engines with its address as `engine` in the body). The
 /// first SIGINT or SIGTERM lets running answers end (`--drain`), the second one
 /// does not.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Address of the engine; a dialect may stand before it (`sglang+http://…`)
-    #[arg(long, value_name = "URL", conflicts_with = "model")]
-    engine: Option<String>,
+    /// Address of the engine; a dialect may stand before it (`sglang+http://…`); several (given again, or with commas) share the chats
+    #[arg(long, value_name = "URL", value_delimiter = ',', conflicts_with = "model")]
+    engine: Vec<String>,
     /// Folder of a model to serve from inside this process
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
@@ -73,9 +83,15 @@ pub(crate) struct Args {
     /// Type of that engine's products: auto (the checkpoint's), f32 or bf16
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16"], requires = "model")]
     dtype: String,
-    /// File with the engine's key
+    /// File with the engine's key, or that of all of them
     #[arg(long, value_name = "FILE")]
     engine_key_file: Option<PathBuf>,
+    /// Name by which clients know the model [default: the engine's own]
+    #[arg(long, value_name = "NAME")]
+    model_name: Option<String>,
+    /// Name of the model at the engine, if it has several
+    #[arg(long, value_name = "NAME", requires = "model_name")]
+    engine_model: Option<String>,
     /// Hand a client's own `Authorization` to the engine
     #[arg(long, conflicts_with_all = ["key_file", "engine_key_file"])]
     forward_authorization: bool,
@@ -101,7 +117,7 @@ pub(crate) struct Args {
     #[arg(long)]
     flush_open: bool,
     /// Begin a new shard after so many rows
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = rows)]
     shard_rows: usize,
     /// Begin a new shard after rows of so many bytes
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = units::bytes)]
@@ -112,24 +128,11 @@ pub(crate) struct Args {
     /// When the journal reaches the disk itself: `always`, or a time
     #[arg(long, value_name = "WHEN", default_value = "50ms", value_parser = sync)]
     journal_sync: Sync,
-    /// Largest body of a request
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = units::bytes)]
-    max_body: usize,
-    /// Largest answer that is recorded, unpacked; a larger one only passes
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = units::bytes)]
-    max_answer: usize,
-    /// Longest wait for the engine to begin its answer
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = units::duration)]
-    answer_timeout: Duration,
-    /// Longest silence of the engine inside an answer
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::duration)]
-    silence: Duration,
-    /// Longest wait of a request while the engine is on hold
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = units::duration)]
-    hold: Duration,
-    /// Time that running answers get at the end
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = units::duration)]
-    drain: Duration,
+    #[command(flatten)]
+    limits: LimitFlags,
+    /// Write a JSON line about each request, without its words, to this file (`-`: standard output)
+    #[arg(long, value_name = "FILE")]
+    request_log: Option<PathBuf>,
 }
 
 /// Serves until a signal comes.
@@ -140,18 +143,18 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         // Said before a model is loaded for nothing.
         return Err(proxy::Error::Open { address: args.listen }.into());
     }
+    let log = request_log(args.request_log.as_deref())?;
     let mut shipping = Shipping::open(args.ship.as_deref(), &args.spool, context)?;
     context.block_on(async {
-        let (engine, key, inside) = upstream(&args, context).await?;
-        let options = options(&args, context, (engine.clone(), key), (keys, control)).await;
+        let (backends, inside) = backends::all(&args, context).await?;
+        let engines = backends::told(&backends);
+        let options = options(&args, context, backends, (keys, control, log));
         let running = proxy::start(options).await?;
         // Until now there was nothing to drain: a signal ended the process.
         let mut signal = context.drain_on_signal();
         context.say(format!(
-            "ready: http://{}/v1 in front of {} ({}), rows in {}",
+            "ready: http://{}/v1 in front of {engines}, rows in {}",
             running.address,
-            engine.url(),
-            engine.dialect(),
             args.spool.display()
         ));
         // The sender lives as long as the context.
@@ -179,47 +182,11 @@ async fn shipped(shipping: &mut Option<Shipping<'_>>) {
     }
 }
 
-/// Returns the engine to serve, its key, and the engine itself if it runs
-/// inside this process.
-async fn upstream(
+fn options(
     args: &Args,
     context: &Context,
-) -> anyhow::Result<(Engine, Option<SecretString>, Option<Embedded>)> {
-    if let Some(model) = &args.model {
-        let inside = Embedded::start(context, model, args.engine_listen, &args.dtype).await?;
-        return Ok((attach(&inside.url(), None).await?, None, Some(inside)));
-    }
-    let Some(url) = &args.engine else {
-        let failure = Failure::usage("nobody to answer the chats");
-        return Err(failure.hint("give `--engine URL` or `--model DIR`").into());
-    };
-    let key = embedded::key("serve", args.engine_key_file.as_deref())?;
-    Ok((attach(url, key.clone()).await?, key, None))
-}
-
-/// Finds out what the engine speaks and where its routes are.
-async fn attach(url: &str, key: Option<SecretString>) -> anyhow::Result<Engine> {
-    let mut options = EngineOptions::new(url);
-    options.key = key;
-    let engine = Engine::attach(options).await?;
-    match engine.models().await {
-        Ok(_) => {}
-        Err(
-            error @ (engine::Error::Unreachable { .. }
-            | engine::Error::Timeout { .. }
-            | engine::Error::Unauthorized { .. }),
-        ) => return Err(error.into()),
-        // Not every server lists its models.
-        Err(error) => tracing::warn!(%error, "cannot list the engine's models"),
-    }
-    Ok(engine)
-}
-
-async fn options(
-    args: &Args,
-    context: &Context,
-    (engine, engine_key): (Engine, Option<SecretString>),
-    (keys, control): (Keys, Keys),
+    engines: Vec<Backend>,
+    (keys, control, request_log): (Keys, Keys, Option<RequestLog>),
 ) -> proxy::Options {
     let lines = context.provenance.then(|| StageLine {
         command: context.command.clone(),
@@ -230,12 +197,9 @@ async fn options(
         usage: None,
     });
     let retention = args.session_idle.saturating_mul(RETENTION).as_micros();
-    let origin = origin(args.model.as_deref(), &engine).await;
     proxy::Options {
         listen: args.listen,
-        temperature: default_temperature(&engine).await,
-        engine,
-        engine_key,
+        engines,
         forward_authorization: args.forward_authorization,
         keys,
         control,
@@ -245,61 +209,28 @@ async fn options(
             roll: Roll { rows: args.shard_rows, bytes: args.shard_bytes, age: args.shard_age },
             retention: i64::try_from(retention).unwrap_or(i64::MAX),
             compact: COMPACT,
-            provenance: Provenance { lines: lines.into_iter().collect(), ..origin },
+            provenance: Provenance { lines: lines.into_iter().collect(), ..Provenance::default() },
         },
         session_idle: args.session_idle,
         flush_open: args.flush_open,
-        limits: Limits {
-            body: args.max_body,
-            answer_bytes: args.max_answer,
-            answer: args.answer_timeout,
-            silence: args.silence,
-            hold: args.hold,
-            drain: args.drain,
-        },
+        limits: args.limits.limits(),
+        request_log,
     }
 }
 
-/// Finds the temperature that SGLang takes where a request states none: that of
-/// the model's `generation_config.json`, if the folder is on this machine.
-async fn default_temperature(engine: &Engine) -> Option<f32> {
-    if engine.dialect() != Dialect::Sglang {
-        return None;
-    }
-    let folder = PathBuf::from(engine.model_info().await.ok()?.model_path?);
-    if !folder.join("config.json").is_file() {
-        return None;
-    }
-    let Ok(text) = std::fs::read_to_string(folder.join("generation_config.json")) else {
-        return Some(1.0);
+/// Opens the file of the request log, to go on at its end.
+fn request_log(file: Option<&Path>) -> anyhow::Result<Option<RequestLog>> {
+    let Some(file) = file else { return Ok(None) };
+    let failed = |error: std::io::Error| {
+        Failure::failed(format!("cannot write the request log `{}`: {error}", file.display()))
     };
-    let config: serde_json::Value = serde_json::from_str(&text).ok()?;
-    match config.get("temperature") {
-        None | Some(serde_json::Value::Null) => Some(1.0),
-        Some(temperature) => temperature.as_f64().map(|temperature| temperature as f32),
-    }
-}
-
-/// Finds the tokenizer and the chat template that make the ids: in the model's
-/// folder, or in the one that SGLang names, if that is on this machine. Another
-/// server's ids are nobody's that we know.
-async fn origin(model: Option<&Path>, engine: &Engine) -> Provenance {
-    let folder = match model {
-        Some(model) => Some(model.to_owned()),
-        None if engine.dialect() == Dialect::Sglang => {
-            let info = engine.model_info().await.unwrap_or_default();
-            // A relative path, or a hub name, is relative to the server.
-            let named = info.tokenizer_path.or(info.model_path).map(PathBuf::from);
-            named.filter(|folder| folder.is_absolute())
-        }
-        None => None,
+    let writer: Box<dyn std::io::Write + Send> = match file == Path::new("-") {
+        true => Box::new(std::io::stdout()),
+        false => Box::new(
+            std::fs::OpenOptions::new().create(true).append(true).open(file).map_err(failed)?,
+        ),
     };
-    let Some(folder) = folder else { return Provenance::default() };
-    Provenance {
-        tokenizer_hash: Tokenizer::hash_of(&folder).ok(),
-        chat_template_hash: Template::load(&folder).ok().map(|template| template.hash()),
-        ..Provenance::default()
-    }
+    Ok(Some(RequestLog::to(writer).map_err(failed)?))
 }
 
 fn keys_of_control(args: &Args) -> anyhow::Result<Keys> {
@@ -365,7 +296,7 @@ fn sync(text: &str) -> Result<Sync, String> {
     }
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+fn rows(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("not a number of rows".to_owned()),
         Ok(rows) => Ok(rows),

@@ -8,12 +8,14 @@
 
 mod answer;
 mod cut;
+mod grow;
 mod request;
 mod settle;
 mod stream;
 
 pub use answer::{Answer, read_answer};
-pub use request::{Dialect, Prepared, prepare};
+pub use cut::rename_listed;
+pub use request::{Dialect, Names, Prepared, prepare, prepare_named};
 pub use settle::{Captured, Outcome};
 pub use stream::{Ending, Relay, StreamCapture};
 

@@ -17,9 +17,11 @@ mod feedback;
 mod forget;
 mod log;
 mod origin;
+mod owed;
 mod record;
 mod recovery;
 mod state;
+mod syncing;
 mod writer;
 
 use std::fs::File;
@@ -133,6 +135,10 @@ pub struct Counts {
     pub shard_errors: AtomicU64,
     /// Turns lost because the disk was away for too long.
     pub lost: AtomicU64,
+    /// Feedback for rows that were written before.
+    pub late_feedback: AtomicU64,
+    /// Feedback that could not be kept.
+    pub lost_feedback: AtomicU64,
     /// Bytes of damaged logs that were set aside at start-up.
     pub set_aside: AtomicU64,
     /// Turns that are open.
@@ -148,6 +154,13 @@ impl Counts {
     pub fn is_healthy(&self) -> bool {
         !self.log_failing.load(Ordering::Relaxed) && !self.shard_failing.load(Ordering::Relaxed)
     }
+}
+
+/// Reads every whole record in the bytes of a log. Also returns how many bytes are
+/// none.
+pub fn read_log(bytes: &[u8]) -> (Vec<Record>, u64) {
+    let contents = record::read(bytes);
+    (contents.records, contents.damaged)
 }
 
 /// What an earlier run left.
@@ -215,8 +228,14 @@ impl Journal {
     /// not be kept.
     pub async fn feedback(&self, feedback: Feedback) -> Option<bool> {
         let (ack, kept) = oneshot::channel();
-        self.send(Command::Feedback { feedback, ack });
+        self.send(Command::Feedback { feedback, expected: false, ack: Some(ack) });
         kept.await.unwrap_or(None)
+    }
+
+    /// Keeps feedback for a turn that its client has seen, whether its record has
+    /// come yet or not.
+    pub fn rate(&self, feedback: Feedback) {
+        self.send(Command::Feedback { feedback, expected: true, ack: None });
     }
 
     /// Writes the rows that wait, ends the journal and returns how many turns

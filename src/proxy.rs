@@ -8,15 +8,22 @@
 mod auth;
 mod body;
 mod chat;
+mod dispatch;
+mod door;
 mod encoding;
 mod error;
 mod exchange;
 mod feedback;
+mod fleet;
 mod forward;
+mod limits;
 mod metrics;
+mod pass;
 mod recorder;
 mod relay;
+mod request_log;
 mod routes;
+mod row;
 mod upstream;
 mod whole;
 
@@ -25,7 +32,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -34,12 +40,19 @@ use tokio::task::JoinHandle;
 use crate::engine::Engine;
 use crate::journal;
 
+pub use crate::capture::Names;
+pub use crate::journal::Origin;
 pub use auth::Keys;
+pub use limits::Limits;
 pub use metrics::Summary;
+pub use request_log::RequestLog;
+pub use routes::{Lock, Route, routes};
 
+use door::{Door, Peer};
+use fleet::Fleet;
+use limits::{Flights, Queue};
 use metrics::Metrics;
 use recorder::Recorder;
-use upstream::Upstream;
 
 /// Documents larger than this are read on a thread of their own.
 const LARGE: usize = 256 << 10;
@@ -51,10 +64,8 @@ const TOO_LARGE: &str = "answer_too_large";
 pub struct Options {
     /// Where it listens.
     pub listen: SocketAddr,
-    /// The engine behind it.
-    pub engine: Engine,
-    /// The engine's key.
-    pub engine_key: Option<SecretString>,
+    /// The engines behind it, one at least.
+    pub engines: Vec<Backend>,
     /// Whether a client's own `Authorization` is the engine's and is passed on.
     pub forward_authorization: bool,
     /// The clients' keys; without any, everybody on this machine may chat.
@@ -63,32 +74,36 @@ pub struct Options {
     pub control: Keys,
     /// The spool folder and how it is kept.
     pub journal: journal::Options,
-    /// The temperature in force where a request states none, if it is known.
-    pub temperature: Option<f32>,
     /// A session without a request for so long is over.
     pub session_idle: Duration,
     /// Whether turns that are still open at the end become rows.
     pub flush_open: bool,
     /// Limits.
     pub limits: Limits,
+    /// Where a line about each request goes.
+    pub request_log: Option<RequestLog>,
 }
 
-/// Limits of a proxy.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Bytes of a request's body.
-    pub body: usize,
-    /// Bytes of an answer, unpacked, that are held to record it. A larger one only
-    /// passes.
-    pub answer_bytes: usize,
-    /// Time until the engine begins to answer.
-    pub answer: Duration,
-    /// Time between two pieces of an answer.
-    pub silence: Duration,
-    /// Time that a request waits while the engine is on hold.
-    pub hold: Duration,
-    /// Time that running answers get at the end.
-    pub drain: Duration,
+/// An engine, and what is known of it.
+#[derive(Debug, Clone)]
+pub struct Backend {
+    /// The engine.
+    pub engine: Engine,
+    /// Its key.
+    pub key: Option<SecretString>,
+    /// What the model is called by clients and there, if that differs.
+    pub names: Option<Names>,
+    /// The temperature in force where a request states none, if it is known.
+    pub temperature: Option<f32>,
+    /// What makes the ids of its answers.
+    pub origin: Origin,
+}
+
+impl Backend {
+    /// Returns an engine of which nothing else is known.
+    pub fn new(engine: Engine) -> Self {
+        Self { engine, key: None, names: None, temperature: None, origin: Origin::default() }
+    }
 }
 
 /// Why a proxy cannot start or end well.
@@ -108,6 +123,9 @@ pub enum Error {
         /// The address.
         address: SocketAddr,
     },
+    /// There is nobody to answer.
+    #[error("no engine to answer the chats")]
+    NoEngine,
     /// The HTTP client, or the engine's key, is unusable.
     #[error("cannot call `{url}`: {reason}")]
     Client {
@@ -124,18 +142,18 @@ pub enum Error {
 /// What every request handler sees.
 #[derive(Debug)]
 struct Shared {
-    upstream: Upstream,
+    fleet: Arc<Fleet>,
     recorder: Arc<Recorder>,
     metrics: Arc<Metrics>,
     keys: Keys,
     control: Keys,
     forward_authorization: bool,
     limits: Limits,
-    /// Whether requests wait for the engine.
-    held: watch::Sender<bool>,
     /// Becomes true when running answers must end.
     stop: watch::Sender<bool>,
     flights: Flights,
+    queue: Queue,
+    log: Option<RequestLog>,
 }
 
 /// A running proxy.
@@ -146,7 +164,7 @@ pub struct Running {
     shared: Arc<Shared>,
     accepting: watch::Sender<bool>,
     server: JoinHandle<std::io::Result<()>>,
-    ticker: JoinHandle<()>,
+    tickers: [JoinHandle<()>; 2],
     flush_open: bool,
 }
 
@@ -158,46 +176,39 @@ pub async fn start(options: Options) -> Result<Running, Error> {
     let bind = |source| Error::Bind { address: options.listen, source };
     let listener = TcpListener::bind(options.listen).await.map_err(bind)?;
     let address = listener.local_addr().map_err(bind)?;
-    let upstream = Upstream::new(options.engine, options.engine_key.as_ref())?;
+    let fleet = Arc::new(Fleet::new(options.engines)?);
     let metrics = Arc::new(Metrics::default());
+    let limits = options.limits;
     let settings = recorder::Settings {
         idle: options.session_idle,
         retention: options.journal.retention,
-        temperature: options.temperature,
-        dialect: upstream.dialect,
-        origin: journal::Origin {
-            tokenizer_hash: options.journal.provenance.tokenizer_hash.clone(),
-            chat_template_hash: options.journal.provenance.chat_template_hash.clone(),
-        },
+        open: (limits.open_turns, limits.open_bytes),
     };
     let recorder = Arc::new(Recorder::open(options.journal, settings, metrics.clone())?);
     let shared = Arc::new(Shared {
-        upstream,
+        fleet: fleet.clone(),
         recorder: recorder.clone(),
         metrics,
         keys: options.keys,
         control: options.control,
         forward_authorization: options.forward_authorization,
-        limits: options.limits,
-        held: watch::Sender::new(false),
+        limits,
         stop: watch::Sender::new(false),
-        flights: Flights(watch::Sender::new(0)),
+        flights: Flights::up_to(limits.streams),
+        queue: Queue::up_to(limits.queue),
+        log: options.request_log,
     });
     let accepting = watch::Sender::new(true);
     let mut closing = accepting.subscribe();
-    let service =
-        routes::router(shared.clone()).into_make_service_with_connect_info::<SocketAddr>();
-    let listener = listener.tap_io(|stream| {
-        // A token must not wait for the next one.
-        let _ = stream.set_nodelay(true);
-    });
-    let server = axum::serve(listener, service).with_graceful_shutdown(async move {
+    let service = routes::router(shared.clone()).into_make_service_with_connect_info::<Peer>();
+    let door = Door { listener, patience: limits.silence };
+    let server = axum::serve(door, service).with_graceful_shutdown(async move {
         // The sender lives as long as the proxy.
         let _ = closing.wait_for(|accepting| !accepting).await;
     });
     let server = tokio::spawn(server.into_future());
-    let ticker = tokio::spawn(recorder.tick());
-    Ok(Running { address, shared, accepting, server, ticker, flush_open: options.flush_open })
+    let tickers = [tokio::spawn(recorder.tick()), tokio::spawn(fleet.watch(limits.health))];
+    Ok(Running { address, shared, accepting, server, tickers, flush_open: options.flush_open })
 }
 
 impl Running {
@@ -214,39 +225,16 @@ impl Running {
             let _ = tokio::time::timeout(Duration::from_secs(5), landed).await;
         }
         self.server.abort();
-        self.ticker.abort();
+        self.tickers.iter().for_each(JoinHandle::abort);
         let open = self.shared.recorder.finish(self.flush_open).await?;
+        if let Some(log) = &self.shared.log {
+            log.flush().await;
+        }
         Ok(self.shared.metrics.summary(self.shared.recorder.counts(), open))
     }
 
     /// Returns how many rows are in shards by now.
     pub fn rows(&self) -> u64 {
         self.shared.recorder.counts().rows.load(Ordering::Relaxed)
-    }
-}
-
-/// Counts the requests on their way.
-#[derive(Debug)]
-struct Flights(watch::Sender<usize>);
-
-impl Flights {
-    fn begin(&self) -> Flight {
-        self.0.send_modify(|flying| *flying += 1);
-        Flight(self.0.clone())
-    }
-
-    async fn landed(&self) {
-        // The sender is our own, so this cannot fail.
-        let _ = self.0.subscribe().wait_for(|flying| *flying == 0).await;
-    }
-}
-
-/// A request on its way.
-#[derive(Debug)]
-struct Flight(watch::Sender<usize>);
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        self.0.send_modify(|flying| *flying = flying.saturating_sub(1));
     }
 }

@@ -9,6 +9,7 @@
 mod choice;
 mod facts;
 pub mod identity;
+mod keeping;
 mod tracker;
 
 pub use facts::{Arrival, Closed, Counted, Extended, Incoming, Known, Limits, Source};

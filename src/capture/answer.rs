@@ -35,8 +35,7 @@ pub fn read_answer(body: &[u8], prepared: &Prepared) -> Answer {
             odd_choices: 0,
         };
     };
-    let cuts = cut::find(body, prepared).ranges;
-    let edits: Vec<_> = cuts.into_iter().map(|range| (range, String::new())).collect();
+    let edits = cut::find(body, prepared).edits;
     let client = (!edits.is_empty()).then(|| span::edit(body, &edits));
     let repaired = lenient.repaired();
     let mut document = lenient.value;

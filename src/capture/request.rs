@@ -1,9 +1,11 @@
 //! What the engine is asked beyond what the client asked.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::wire::openai::{ChatRequest, OWN_FIELDS, Settings};
-use crate::wire::span;
+use crate::wire::span::{self, Member};
 
 /// The HTTP dialect of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +33,15 @@ impl Dialect {
     }
 }
 
+/// What one model is called by clients and by its engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names {
+    /// The clients' name.
+    pub public: String,
+    /// The engine's name.
+    pub engine: String,
+}
+
 /// A request for the engine, and what it asks beyond the client's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prepared {
@@ -42,6 +53,8 @@ pub struct Prepared {
     pub stream: bool,
     /// Number of choices asked for.
     pub choices: u32,
+    /// The names to change back in the client's copy.
+    pub names: Option<Arc<Names>>,
     /// Members to cut from each choice of the client's copy.
     pub(super) hidden_in_choice: Vec<&'static str>,
     /// Members to cut from the top of the client's copy.
@@ -79,6 +92,17 @@ const VLLM_IDS: Wish = Wish {
 /// Edits a client's request into the engine's: the dialect's wishes are set, our
 /// own session fields are removed, every other byte stays.
 pub fn prepare(body: &[u8], request: &ChatRequest, dialect: Dialect) -> Prepared {
+    prepare_named(body, request, dialect, None)
+}
+
+/// Edits a client's request into the engine's, the model's name included.
+pub fn prepare_named(
+    body: &[u8],
+    request: &ChatRequest,
+    dialect: Dialect,
+    names: Option<&Arc<Names>>,
+) -> Prepared {
+    let names = names.filter(|names| names.public == request.model);
     let tools_stream = request.stream && request.tools_text.is_some();
     let (wishes, usage): (&[&Wish], bool) = match dialect {
         Dialect::Sglang if request.stream => {
@@ -94,8 +118,12 @@ pub fn prepare(body: &[u8], request: &ChatRequest, dialect: Dialect) -> Prepared
     let wanted: Vec<_> = wishes.iter().filter(|wish| !request.asks(wish.ask)).collect();
     let usage = usage && !request.include_usage;
     let mut set: Vec<_> = wanted.iter().map(|wish| (wish.ask, "true".to_owned())).collect();
+    let members = request.members(body);
     if usage {
-        set.push(("stream_options", stream_options(body)));
+        set.push(("stream_options", stream_options(body, members.as_deref())));
+    }
+    if let Some(names) = names {
+        set.push(("model", Value::from(names.engine.as_str()).to_string()));
     }
     let mut hidden_in_choice: Vec<_> =
         wanted.iter().flat_map(|wish| wish.in_choice).copied().collect();
@@ -110,10 +138,13 @@ pub fn prepare(body: &[u8], request: &ChatRequest, dialect: Dialect) -> Prepared
         hidden_on_top.push("usage");
     }
     Prepared {
-        body: edited(body, &set).unwrap_or_else(|| body.to_vec()),
+        body: members
+            .and_then(|members| edited(body, &members, &set))
+            .unwrap_or_else(|| body.to_vec()),
         dialect,
         stream: request.stream,
         choices: request.choices,
+        names: names.cloned(),
         hidden_in_choice,
         hidden_on_top,
         unavailable: (dialect == Dialect::LlamaCpp && tools_stream)
@@ -144,21 +175,22 @@ fn odd(request: &ChatRequest) -> Option<&'static str> {
 }
 
 /// Returns the client's stream options with the usage chunk wished for.
-fn stream_options(body: &[u8]) -> String {
-    let inner = span::value(body, 0, "stream_options").map(|range| &body[range]);
+fn stream_options(body: &[u8], members: Option<&[Member]>) -> String {
+    let mut members = members.unwrap_or_default().iter().rev();
+    let inner = members.find(|member| member.is(body, "stream_options"));
+    let inner = inner.map(|member| &body[member.value.clone()]);
     let wish = [("include_usage", "true".to_owned())];
     inner
-        .and_then(|inner| edited(inner, &wish))
+        .and_then(|inner| edited(inner, &span::members(inner, 0)?, &wish))
         .and_then(|bytes| String::from_utf8(bytes).ok())
         .unwrap_or_else(|| "{\"include_usage\":true}".to_owned())
 }
 
 /// Sets members of an object to new values and removes our own fields.
-fn edited(bytes: &[u8], set: &[(&str, String)]) -> Option<Vec<u8>> {
-    let members = span::members(bytes, 0)?;
+fn edited(bytes: &[u8], members: &[Member], set: &[(&str, String)]) -> Option<Vec<u8>> {
     let gone = |number: usize| OWN_FIELDS.iter().any(|name| members[number].is(bytes, name));
     let mut edits: Vec<_> =
-        span::cuts(&members, gone).into_iter().map(|range| (range, String::new())).collect();
+        span::cuts(members, gone).into_iter().map(|range| (range, String::new())).collect();
     let mut missing = Vec::new();
     for (name, value) in set {
         let mut found = false;

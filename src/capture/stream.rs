@@ -9,6 +9,7 @@ use crate::wire::sse::Event;
 
 use super::answer::versions;
 use super::cut;
+use super::grow::{append, merge};
 use super::reason;
 use super::request::Prepared;
 use super::settle::{Captured, Evidence, Outcome, Whole, completion_tokens, ids, index, settle};
@@ -172,9 +173,9 @@ impl StreamCapture {
         if cuts.substantial && cut::holds_nothing_else(chunk, &self.prepared) {
             return Relay::Drop;
         }
-        match cuts.ranges.is_empty() {
+        match cuts.edits.is_empty() {
             true => Relay::Pass,
-            false => Relay::Edited(event.without(&cuts.ranges)),
+            false => Relay::Edited(event.edited(&cuts.edits)),
         }
     }
 
@@ -188,14 +189,14 @@ impl StreamCapture {
                 self.done = true;
             } else if let Some(document) = parse(line) {
                 self.read(&document.value);
-                let found = cut::find(line, &self.prepared).ranges;
-                cuts.extend(found.into_iter().map(|range| range.start + at..range.end + at));
+                let found = cut::find(line, &self.prepared).edits.into_iter();
+                cuts.extend(found.map(|(range, text)| (range.start + at..range.end + at, text)));
             } else if !line.trim_ascii().is_empty() {
                 self.damaged = Some(reason::UNREADABLE_ANSWER);
             }
             at += line.len() + 1;
         }
-        if cuts.is_empty() { Relay::Pass } else { Relay::Edited(event.without(&cuts)) }
+        if cuts.is_empty() { Relay::Pass } else { Relay::Edited(event.edited(&cuts)) }
     }
 
     fn read(&mut self, chunk: &Value) {
@@ -356,42 +357,6 @@ impl Choice {
             message.insert("tool_calls".to_owned(), Value::from(calls));
         }
         Value::Object(message)
-    }
-}
-
-/// Joins a fragment of a tool call into the call: arguments and names grow,
-/// everything else is said once.
-fn merge(known: &mut Value, fragment: &Value) {
-    let (Some(known), Some(fragment)) = (known.as_object_mut(), fragment.as_object()) else {
-        return;
-    };
-    for (name, value) in fragment {
-        match (name.as_str(), known.get_mut(name), value) {
-            (_, _, Value::Null) => {}
-            ("function", Some(inner), value) => merge(inner, value),
-            ("arguments", Some(inner), value) => append(inner, value),
-            ("name", Some(Value::String(inner)), Value::String(more)) if inner != more => {
-                inner.push_str(more);
-            }
-            ("id" | "type", Some(Value::String(inner)), Value::String(more)) => {
-                if inner.is_empty() {
-                    inner.clone_from(more);
-                }
-            }
-            (_, Some(_), _) => {}
-            (_, None, value) => {
-                known.insert(name.clone(), value.clone());
-            }
-        }
-    }
-}
-
-/// Appends text to text and items to items; anything else is replaced.
-fn append(known: &mut Value, value: &Value) {
-    match (known, value) {
-        (Value::String(known), Value::String(more)) => known.push_str(more),
-        (Value::Array(known), Value::Array(more)) => known.extend(more.iter().cloned()),
-        (known, value) => *known = value.clone(),
     }
 }
 

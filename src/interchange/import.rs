@@ -145,7 +145,13 @@ impl Importer {
         if exchanges.iter().all(|(_, exchange)| exchange.at.is_some()) {
             exchanges.sort_by_key(|(_, exchange)| exchange.at);
         }
-        let endless = Limits { idle: i64::MAX, retention: i64::MAX, turns: usize::MAX };
+        let endless = Limits {
+            idle: i64::MAX,
+            retention: i64::MAX,
+            turns: usize::MAX,
+            open: usize::MAX,
+            open_bytes: usize::MAX,
+        };
         let mut tracker = Tracker::new(endless);
         let mut noted = Vec::new();
         for (id, exchange) in &exchanges {

@@ -125,7 +125,7 @@ impl Entry {
     }
 
     /// Returns about how many bytes the row takes in memory.
-    pub(super) fn weight(&self) -> usize {
+    pub fn weight(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         let ids = |ids: &Option<Vec<i32>>| ids.as_ref().map_or(0, |ids| 4 * ids.len());
         256 + self.messages.len()

@@ -99,6 +99,19 @@ impl Log {
         Ok(())
     }
 
+    /// Returns the file for another thread to sync; what was appended so far counts
+    /// as synced unless it says otherwise.
+    pub(super) fn syncing(&mut self) -> io::Result<File> {
+        let file = self.file.try_clone()?;
+        self.dirty = false;
+        Ok(file)
+    }
+
+    /// Says that what was appended may not be on the disk.
+    pub(super) fn not_synced(&mut self) {
+        self.dirty = true;
+    }
+
     /// Returns whether something was appended since the last sync.
     pub(super) fn is_dirty(&self) -> bool {
         self.dirty

@@ -71,6 +71,29 @@ impl State {
         }
     }
 
+    /// Adds a record of an earlier run. Feedback in it was meant for a row, and may
+    /// stand before the turn.
+    pub(super) fn restore(&mut self, record: Record) {
+        let feedback = matches!(record, Record::Feedback { .. }).then(|| record.clone());
+        if !self.apply(record)
+            && let Some(feedback) = feedback
+        {
+            self.expect(feedback);
+        }
+    }
+
+    /// Returns whether a turn has been recorded.
+    pub(super) fn is_known(&self, turn_id: &str) -> bool {
+        self.known.contains_key(turn_id)
+    }
+
+    /// Keeps feedback for a turn whose record has not come yet.
+    pub(super) fn expect(&mut self, feedback: Record) {
+        if let Record::Feedback { turn_id, .. } = &feedback {
+            self.keep_early(turn_id.clone(), feedback);
+        }
+    }
+
     /// Forgets rows that are in a shard.
     pub(super) fn drop_rows(&mut self, written: &HashSet<String>) {
         for id in written {

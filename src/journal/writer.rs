@@ -1,6 +1,6 @@
 //! The thread that owns the log and the open turns.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,13 +16,12 @@ use super::entry::Entry;
 use super::feedback::{Feedback, FeedbackFile};
 use super::log::{Log, ShardList};
 use super::origin;
+use super::owed::Owed;
 use super::record::Record;
 use super::recovery::{unlisted_turns, with_causes};
 use super::state::State;
 use super::{Counts, Error, Options, Recovered, Sync};
 
-/// Bytes of records that a failing disk may owe us; beyond, the oldest are lost.
-const BACKLOG: usize = 256 << 20;
 /// Messages taken together, at most.
 const GROUP: usize = 256;
 const TICK: Duration = Duration::from_millis(500);
@@ -32,30 +31,28 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) enum Command {
     Append { record: Record, ack: Option<oneshot::Sender<bool>> },
-    Feedback { feedback: Feedback, ack: oneshot::Sender<Option<bool>> },
+    Feedback { feedback: Feedback, expected: bool, ack: Option<oneshot::Sender<Option<bool>>> },
     Shard { outcome: Result<PathBuf, Box<table::Error>> },
+    Synced { outcome: std::io::Result<()> },
     Finish { flush_open: bool, ack: oneshot::Sender<Result<u64, Error>> },
     Abandon,
 }
 
-/// Framed records, and the turns among them.
-struct Owed {
-    bytes: Vec<u8>,
-    turn_ids: Vec<String>,
-}
-
 /// The owner of the log and the open turns.
 pub(super) struct Writer {
-    options: Options,
-    counts: Arc<Counts>,
-    sender: Sender<Command>,
-    log: Log,
+    pub(super) options: Options,
+    pub(super) counts: Arc<Counts>,
+    pub(super) sender: Sender<Command>,
+    pub(super) log: Log,
     shards: ShardList,
     feedback: FeedbackFile,
-    state: State,
+    pub(super) state: State,
     /// Framed records that the disk would not take.
-    backlog: VecDeque<Owed>,
-    last_sync: Instant,
+    pub(super) backlog: VecDeque<Owed>,
+    pub(super) last_sync: Instant,
+    /// Another thread makes the disk hold the log.
+    pub(super) sync_running: bool,
+    pub(super) sync_failed: bool,
     /// Since when rows wait.
     waiting_since: Option<Instant>,
     shard_running: bool,
@@ -75,7 +72,7 @@ impl Writer {
         let mut shards = ShardList::read(&folder)?;
         let mut state = State::default();
         for record in std::mem::take(&mut found.records) {
-            state.apply(record);
+            state.restore(record);
         }
         state.drop_rows(&unlisted_turns(&options, &mut shards)?);
         state.forget(now().saturating_sub(options.retention));
@@ -104,6 +101,8 @@ impl Writer {
             state,
             backlog: VecDeque::new(),
             last_sync: Instant::now(),
+            sync_running: false,
+            sync_failed: false,
             waiting_since,
             shard_running: false,
             pause: None,
@@ -137,7 +136,7 @@ impl Writer {
 
     fn patience(&self) -> Duration {
         let sync = match self.options.sync {
-            Sync::Every(interval) if self.log.is_dirty() => {
+            Sync::Every(interval) if self.log.is_dirty() && !self.sync_running => {
                 interval.saturating_sub(self.last_sync.elapsed())
             }
             _ => TICK,
@@ -168,11 +167,12 @@ impl Writer {
                     self.state.apply(record);
                     acks.extend(ack);
                 }
-                Command::Feedback { feedback, ack } => {
-                    let kept = self.keep_feedback(&feedback, &mut bytes);
-                    feedback_acks.push((ack, kept));
+                Command::Feedback { feedback, expected, ack } => {
+                    let kept = self.keep_feedback(&feedback, expected, &mut bytes);
+                    feedback_acks.extend(ack.map(|ack| (ack, kept)));
                 }
                 Command::Shard { outcome } => self.end_shard(outcome, &mut bytes),
+                Command::Synced { outcome } => self.synced(outcome),
                 Command::Finish { flush_open, ack } => finish = Some((flush_open, ack)),
                 Command::Abandon => {}
             }
@@ -199,85 +199,33 @@ impl Writer {
         }
     }
 
-    /// Appends to the log, after what the disk still owes us.
-    fn append(&mut self, records: Owed) -> bool {
-        if !records.bytes.is_empty() {
-            self.backlog.push_back(records);
-        }
-        while let Some(owed) = self.backlog.front() {
-            if let Err(error) = self.log.append(&owed.bytes) {
-                return self.append_failed(&error);
-            }
-            self.backlog.pop_front();
-        }
-        if self.options.sync == Sync::Always && !self.sync() {
-            return false;
-        }
-        self.counts.log_failing.store(false, Ordering::Relaxed);
-        true
-    }
-
-    fn append_failed(&mut self, error: &std::io::Error) -> bool {
-        if !self.counts.log_failing.swap(true, Ordering::Relaxed) {
-            tracing::error!(%error, "cannot write the journal; turns are kept in memory");
-        }
-        let mut held: usize = self.backlog.iter().map(|owed| owed.bytes.len()).sum();
-        while held > BACKLOG {
-            let Some(owed) = self.backlog.pop_front() else { break };
-            held -= owed.bytes.len();
-            self.lose(owed.turn_ids.len());
-        }
-        false
-    }
-
-    fn lose(&self, turns: usize) {
-        self.counts.lost.fetch_add(turns as u64, Ordering::Relaxed);
-    }
-
-    /// Does what is owed; at the very end. Turns that are neither in the log nor in
-    /// a shard then are lost.
-    fn settle(&mut self) -> Result<(), Error> {
-        let paid = self.pay();
-        self.sync();
-        if paid {
-            return Ok(());
-        }
-        let owed: HashSet<_> = self.backlog.drain(..).flat_map(|owed| owed.turn_ids).collect();
-        let lost = owed.iter().filter(|turn_id| self.state.holds(turn_id)).count();
-        self.lose(lost);
-        match lost {
-            // The records owed are about turns that are safe.
-            0 => Ok(()),
-            turns => Err(Error::Lost { turns, spool: self.options.spool.clone() }),
-        }
-    }
-
-    /// Appends what is owed.
-    fn pay(&mut self) -> bool {
-        self.append(Owed { bytes: Vec::new(), turn_ids: Vec::new() })
-    }
-
-    fn sync(&mut self) -> bool {
-        self.last_sync = Instant::now();
-        match self.log.sync() {
-            Ok(()) => true,
-            Err(error) => self.append_failed(&error),
-        }
-    }
-
-    fn keep_feedback(&mut self, feedback: &Feedback, bytes: &mut Vec<u8>) -> Option<bool> {
+    /// Keeps feedback. What is `expected` may come before the record of its turn.
+    fn keep_feedback(
+        &mut self,
+        feedback: &Feedback,
+        expected: bool,
+        bytes: &mut Vec<u8>,
+    ) -> Option<bool> {
         if let Some(turn_id) = feedback.turn_id.clone() {
             let (reward, text) = (feedback.reward, feedback.text.clone());
+            let early = expected && !self.state.is_known(&turn_id);
             let record = Record::Feedback { turn_id, reward, text };
-            if self.state.apply(record.clone()) {
+            if self.state.apply(record.clone()) || early {
                 self.frame(&record, bytes);
+                if early {
+                    self.state.expect(record);
+                }
                 return Some(true);
             }
         }
         match self.feedback.append(feedback) {
-            Ok(()) => Some(false),
+            Ok(()) => {
+                self.counts.late_feedback.fetch_add(1, Ordering::Relaxed);
+                Some(false)
+            }
             Err(error) => {
                 tracing::error!(%error, "cannot keep feedback");
+                self.counts.lost_feedback.fetch_add(1, Ordering::Relaxed);
                 None
             }
         }
@@ -290,9 +238,10 @@ impl Writer {
         }
         if let Sync::Every(interval) = self.options.sync
             && self.log.is_dirty()
+            && !self.sync_running
             && self.last_sync.elapsed() >= interval
         {
-            self.sync();
+            self.start_sync();
         }
         match (self.state.ready.is_empty(), self.waiting_since) {
             (true, _) => self.waiting_since = None,

@@ -1,27 +1,55 @@
-//! Reading a request's body within its limit.
+//! Reading a request's body within its limits.
 
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 
+use super::Shared;
 use super::error::Refusal;
+use super::limits::Waiting;
 
 /// How much of a body that is too large is read and dropped, so that the client
 /// gets to read the refusal.
 const COURTESY: usize = 256 << 20;
 const COURTESY_TIME: Duration = Duration::from_secs(10);
+/// Room that is made for a body before it has come.
+const ROOM: usize = 1 << 20;
 
-/// Reads a body of at most `limit` bytes.
-pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, Refusal> {
+/// Reads a body within the limits of its size, of all that wait, and of the time
+/// between two pieces. It counts as waiting until the second value is dropped.
+pub(super) async fn read(shared: &Shared, body: Body) -> Result<(Bytes, Waiting), Refusal> {
+    let limit = shared.limits.body;
+    let expected = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    let mut waiting = shared.queue.begin();
     let mut stream = body.into_data_stream();
+    let mut first: Option<Bytes> = None;
     let mut bytes = BytesMut::new();
-    while let Some(chunk) = stream.next().await {
-        let chunk = chunk
-            .map_err(|_| Refusal::bad_request("incomplete_body", "the request's body broke off"))?;
-        if bytes.len() + chunk.len() > limit {
+    loop {
+        let chunk = match tokio::time::timeout(shared.limits.silence, stream.next()).await {
+            Ok(None) => break,
+            Ok(Some(Ok(chunk))) => chunk,
+            Ok(Some(Err(_))) => {
+                let message = "the request's body broke off";
+                return Err(Refusal::bad_request("incomplete_body", message));
+            }
+            Err(_) => {
+                let message = "the request's body did not come";
+                return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message));
+            }
+        };
+        let so_far = bytes.len() + first.as_ref().map_or(0, Bytes::len);
+        let refused = match so_far + chunk.len() > limit {
+            true => {
+                let message = format!("the request's body is larger than {limit} bytes");
+                let code = "body_too_large";
+                Some(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, code, message))
+            }
+            false => waiting.grow(chunk.len()).err(),
+        };
+        if let Some(refusal) = refused {
             let dropping = async {
                 let mut dropped = 0;
                 while let Some(Ok(chunk)) = stream.next().await {
@@ -31,11 +59,20 @@ pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, Refusal> {
                     }
                 }
             };
+            drop((first, bytes, waiting));
             let _ = tokio::time::timeout(COURTESY_TIME, dropping).await;
-            let message = format!("the request's body is larger than {limit} bytes");
-            return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message));
+            return Err(refusal);
+        }
+        // Most bodies come in one piece, which need not be copied.
+        if first.is_none() && bytes.is_empty() {
+            first = Some(chunk);
+            continue;
+        }
+        if let Some(first) = first.take() {
+            bytes.reserve(expected.min(ROOM));
+            bytes.extend_from_slice(&first);
         }
         bytes.extend_from_slice(&chunk);
     }
-    Ok(bytes.freeze())
+    Ok((first.unwrap_or_else(|| bytes.freeze()), waiting))
 }

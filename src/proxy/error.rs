@@ -35,6 +35,10 @@ impl Refusal {
     }
 }
 
+/// Stands beside a refusal for the request log.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Code(pub(super) &'static str);
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let kind = match self.status.as_u16() {
@@ -48,6 +52,7 @@ impl IntoResponse for Refusal {
             "message": self.message, "type": kind, "param": null, "code": self.code,
         });
         let mut response = (self.status, Json(json!({ "error": error }))).into_response();
+        response.extensions_mut().insert(Code(self.code));
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, seconds.into());
         }

@@ -11,6 +11,7 @@ use crate::session::{Arrival, History, Incoming, Key, Source};
 use crate::wire::openai::{ChatRequest, Settings, is_truthy};
 
 use super::recorder::{Recorder, now};
+use super::upstream::Upstream;
 
 /// A main-line request between its arrival and its record. Dropped before its
 /// record (the client went away), it is counted and its session goes on.
@@ -19,12 +20,16 @@ pub(super) struct Exchange {
     pub(super) arrival: Arrival,
     pub(super) asked: Asked,
     pub(super) finished: bool,
+    /// Who answers.
+    pub(super) engine: Option<Arc<Upstream>>,
+    /// What became of the words about the answer before.
+    pub(super) rated: Option<&'static str>,
     turn_ids: BTreeMap<u8, String>,
     recorder: Arc<Recorder>,
 }
 
 /// What the request was.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Asked {
     pub(super) model: String,
     pub(super) messages: String,
@@ -97,14 +102,15 @@ impl Exchange {
     /// Places a request.
     pub(super) fn begin(
         recorder: &Arc<Recorder>,
-        request: ChatRequest,
+        mut request: ChatRequest,
         history: &History,
         marks: Marks,
         caller: Caller,
     ) -> Self {
         let created_at = now();
         let id = Uuid::now_v7().to_string();
-        let arrival = recorder.arrive(&Incoming {
+        let rating = std::mem::take(&mut request.rating);
+        let incoming = Incoming {
             id: id.clone(),
             messages: &request.messages,
             history,
@@ -114,7 +120,8 @@ impl Exchange {
             done: marks.done,
             resent: marks.resent,
             at: created_at,
-        });
+        };
+        let (arrival, rated) = recorder.arrive(&incoming, rating);
         let asked = Asked {
             model: request.model,
             messages: request.messages_text,
@@ -126,7 +133,15 @@ impl Exchange {
             created_at,
         };
         let turn_ids = BTreeMap::from([(0, id)]);
-        Self { arrival, asked, finished: false, turn_ids, recorder: recorder.clone() }
+        Self {
+            arrival,
+            asked,
+            finished: false,
+            engine: None,
+            rated,
+            turn_ids,
+            recorder: recorder.clone(),
+        }
     }
 
     /// Returns the id of a choice's turn.

@@ -17,8 +17,8 @@ use super::{Shared, body};
 /// Takes feedback for a turn: by its id, by session and number, or for the
 /// latest of a session.
 pub(super) async fn feedback(State(shared): State<Arc<Shared>>, request: Request) -> Response {
-    let given = match body::read(request.into_body(), shared.limits.body).await {
-        Ok(body) => read(&body),
+    let given = match body::read(&shared, request.into_body()).await {
+        Ok((body, _waiting)) => read(&body),
         Err(refusal) => Err(refusal),
     };
     let kept = match given {

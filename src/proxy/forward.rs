@@ -10,6 +10,7 @@ use bytes::Bytes;
 
 use super::Shared;
 use super::error::Refusal;
+use super::upstream::Upstream;
 
 /// A request for the engine.
 pub(super) struct Call<'a> {
@@ -31,27 +32,44 @@ const NAMED_HOP: &[&str] =
 const OURS: &[HeaderName] = &[HOST, CONTENT_LENGTH, ACCEPT_ENCODING, EXPECT, AUTHORIZATION, COOKIE];
 const NAMED_OURS: &[&str] = &["x-api-key", "x-session-id", "x-turn-type", "x-session-done"];
 
+/// A call that got no answer.
+pub(super) struct Missed {
+    pub(super) refusal: Refusal,
+    /// Nothing of the request has reached the engine: another one may have it.
+    pub(super) unsent: bool,
+}
+
+impl From<Refusal> for Missed {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal, unsent: false }
+    }
+}
+
 /// Sends a request to the engine and waits until it begins to answer.
-pub(super) async fn send(shared: &Shared, call: &Call<'_>) -> Result<reqwest::Response, Refusal> {
-    let mut url = shared.upstream.engine.api_url(call.path);
+pub(super) async fn send(
+    shared: &Shared,
+    upstream: &Upstream,
+    call: &Call<'_>,
+) -> Result<reqwest::Response, Missed> {
+    let mut url = upstream.engine.api_url(call.path);
     if let Some(query) = call.query {
         url.push('?');
         url.push_str(query);
     }
-    let headers = request_headers(shared, call.headers);
     let mut stop = shared.stop.subscribe();
     let mut tried = 0;
     loop {
         tried += 1;
-        let request = shared.upstream.client.request(call.method.clone(), &url);
-        let request = request.headers(headers.clone()).body(call.body.clone());
+        let request = upstream.client.request(call.method.clone(), &url);
+        let headers = request_headers(shared, upstream, call.headers);
+        let request = request.headers(headers).body(call.body.clone());
         let answer = tokio::time::timeout(shared.limits.answer, request.send());
         let answer = tokio::select! {
             answer = answer => answer,
             _ = stop.wait_for(|stop| *stop) => {
                 return Err(Refusal::new(
                     StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "the proxy is shutting down",
-                ));
+                ).into());
             }
         };
         match answer {
@@ -59,11 +77,15 @@ pub(super) async fn send(shared: &Shared, call: &Call<'_>) -> Result<reqwest::Re
             // A pooled connection may be closed by the engine at the moment it
             // is used again. No byte of an answer has come, so once more is safe.
             Ok(Err(error)) if tried == 1 && is_stale(&error) => {}
-            Ok(Err(error)) => return Err(unreachable(&error)),
+            Ok(Err(error)) => {
+                let unsent = error.is_connect();
+                return Err(Missed { refusal: unreachable(&error), unsent });
+            }
             Err(_) => {
                 let seconds = shared.limits.answer.as_secs();
                 let message = format!("the engine did not answer within {seconds} s");
-                return Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, "upstream_timeout", message));
+                let code = "upstream_timeout";
+                return Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, code, message).into());
             }
         }
     }
@@ -113,7 +135,7 @@ fn with_causes(error: &reqwest::Error) -> String {
     text
 }
 
-fn request_headers(shared: &Shared, given: &HeaderMap) -> HeaderMap {
+fn request_headers(shared: &Shared, upstream: &Upstream, given: &HeaderMap) -> HeaderMap {
     let mut headers = without_hop(given);
     for name in OURS {
         headers.remove(name);
@@ -123,7 +145,7 @@ fn request_headers(shared: &Shared, given: &HeaderMap) -> HeaderMap {
     }
     // What is compressed cannot be read, and could not be cut.
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    match (&shared.upstream.authorization, given.get(AUTHORIZATION)) {
+    match (&upstream.authorization, given.get(AUTHORIZATION)) {
         (Some(own), _) => {
             headers.insert(AUTHORIZATION, own.clone());
         }

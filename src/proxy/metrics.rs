@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::journal::Counts;
 
+use super::fleet::Fleet;
+use super::upstream::Upstream;
+
 /// The counters of a proxy. Labels are words of ours, never a client's.
 #[derive(Debug, Default)]
 pub(super) struct Metrics {
@@ -18,10 +21,23 @@ pub(super) struct Metrics {
     pub(super) ambiguous: AtomicU64,
     pub(super) no_session: AtomicU64,
     pub(super) feedback: AtomicU64,
-    pub(super) late_feedback: AtomicU64,
+    pub(super) odd_feedback: AtomicU64,
+    pub(super) stray_feedback: AtomicU64,
+    pub(super) hurried: AtomicU64,
     skipped: Mutex<BTreeMap<&'static str, u64>>,
     untrainable: Mutex<BTreeMap<&'static str, u64>>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+/// What is so at the moment.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Now {
+    /// Requests on their way.
+    pub(super) running: usize,
+    /// Bytes of those that wait for an engine.
+    pub(super) queued: usize,
+    /// Lines of the request log that were lost.
+    pub(super) lost_lines: usize,
 }
 
 /// What a run came to.
@@ -82,7 +98,7 @@ impl Metrics {
     }
 
     /// Writes all counters in Prometheus' text format.
-    pub(super) fn text(&self, journal: &Counts) -> String {
+    pub(super) fn text(&self, journal: &Counts, now: &Now, fleet: &Fleet) -> String {
         let mut text = String::new();
         for (name, help, value) in [
             ("requests_total", "Requests received.", &self.requests),
@@ -91,7 +107,11 @@ impl Metrics {
             ("late_next_state_total", "Next states of turns closed before.", &self.late_next_state),
             ("ambiguous_total", "Histories that fit turns of several people.", &self.ambiguous),
             ("feedback_total", "Feedback received.", &self.feedback),
-            ("late_feedback_total", "Feedback for rows written before.", &self.late_feedback),
+            ("late_feedback_total", "Feedback for rows written before.", &journal.late_feedback),
+            ("lost_feedback_total", "Feedback that could not be kept.", &journal.lost_feedback),
+            ("odd_feedback_total", "Ratings in a chat that are none.", &self.odd_feedback),
+            ("stray_feedback_total", "Ratings in a chat of no known turn.", &self.stray_feedback),
+            ("hurried_turns_total", "Open turns closed because of a limit.", &self.hurried),
             ("upstream_bytes_total", "Bytes received from the engine.", &self.bytes_from_engine),
             ("client_bytes_total", "Bytes sent to clients.", &self.bytes_to_clients),
             ("rows_total", "Rows written to shards.", &journal.rows),
@@ -119,6 +139,15 @@ impl Metrics {
             family(&mut text, name, "gauge", help);
             sample(&mut text, name, None, value.load(Ordering::Relaxed));
         }
+        for (name, help, value) in [
+            ("running_requests", "Requests on their way.", now.running),
+            ("lost_log_lines", "Lines of the request log that were lost.", now.lost_lines),
+            ("queued_bytes", "Bytes of requests that wait for an engine.", now.queued),
+        ] {
+            family(&mut text, name, "gauge", help);
+            sample(&mut text, name, None, value as u64);
+        }
+        of_engines(&mut text, fleet);
         for (name, label, help, values) in [
             (
                 "skipped_total",
@@ -136,6 +165,37 @@ impl Metrics {
         }
         text
     }
+}
+
+/// Writes what each engine does.
+fn of_engines(text: &mut String, fleet: &Fleet) {
+    type Figure = fn(&Upstream) -> u64;
+    let figures: [(&str, &str, &str, Figure); 5] = [
+        ("engine_requests_total", "counter", "Requests sent to an engine.", |engine| {
+            engine.requests.load(Ordering::Relaxed)
+        }),
+        ("engine_failures_total", "counter", "Requests that an engine did not answer.", |engine| {
+            engine.failures.load(Ordering::Relaxed)
+        }),
+        ("engine_running_requests", "gauge", "Requests on their way.", |engine| {
+            engine.busy.load(Ordering::Relaxed) as u64
+        }),
+        ("engine_up", "gauge", "Whether an engine is well.", |engine| u64::from(!engine.is_away())),
+        ("engine_held", "gauge", "Whether an engine is on hold.", |engine| {
+            u64::from(engine.is_held())
+        }),
+    ];
+    for (name, kind, help, figure) in figures {
+        family(text, name, kind, help);
+        for engine in fleet.engines() {
+            sample(text, name, Some(("engine", &label(&engine.url))), figure(engine));
+        }
+    }
+}
+
+/// Escapes what stands between the quotes of a label.
+fn label(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 fn family(text: &mut String, name: &str, kind: &str, help: &str) {

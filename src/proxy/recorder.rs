@@ -1,19 +1,20 @@
 //! Where sessions, captured answers and the journal meet.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use crate::capture::{Captured, Dialect, Outcome};
-use crate::journal::{self, Counts, Entry, Feedback, Journal, Lineage, Origin, Remembered};
+use crate::capture::{Captured, Outcome};
+use crate::journal::{self, Counts, Feedback, Journal, Remembered};
 use crate::session::{Arrival, Closed, Counted, Incoming, Key, Known, Limits, Source, Tracker};
-use crate::trajectory::words::{
-    LogProbKind, NextStateKind, SessionSource, Status, TokenSource, WeightVersionSource,
-};
+use crate::trajectory::words::NextStateKind;
+use crate::wire::openai::Rating;
 
-use super::exchange::{Asked, Exchange};
+use super::exchange::Exchange;
 use super::metrics::{Metrics, count};
+use super::row::{Turn, entry};
 
 /// Turns remembered for pairing, at most.
 const REMEMBERED: usize = 65_536;
@@ -23,10 +24,8 @@ pub(super) struct Settings {
     pub(super) idle: Duration,
     /// Microseconds.
     pub(super) retention: i64,
-    pub(super) temperature: Option<f32>,
-    pub(super) dialect: Dialect,
-    /// What makes the ids of the engine's answers.
-    pub(super) origin: Origin,
+    /// Turns that wait for a next state, and bytes of their rows, at most.
+    pub(super) open: (usize, usize),
 }
 
 /// Where sessions, captured answers and the journal meet.
@@ -35,9 +34,6 @@ pub(super) struct Recorder {
     tracker: Mutex<Tracker>,
     journal: Journal,
     metrics: Arc<Metrics>,
-    temperature: Option<f32>,
-    log_prob_kind: LogProbKind,
-    origin: Origin,
 }
 
 impl Recorder {
@@ -51,7 +47,9 @@ impl Recorder {
         let mut tracker = Tracker::new(Limits {
             idle: micros(settings.idle),
             retention: settings.retention,
-            turns: REMEMBERED,
+            turns: REMEMBERED.max(settings.open.0),
+            open: settings.open.0,
+            open_bytes: settings.open.1,
         });
         let mut known: Vec<_> = recovered.known.into_iter().map(|known| (known, false)).collect();
         for entry in &recovered.open {
@@ -67,14 +65,10 @@ impl Recorder {
         known.into_iter().filter_map(|(known, open)| restored(known, open)).for_each(|known| {
             tracker.restore(known);
         });
-        Ok(Self {
-            tracker: Mutex::new(tracker),
-            journal,
-            metrics,
-            temperature: settings.temperature,
-            origin: settings.origin,
-            log_prob_kind: LogProbKind::of(settings.dialect.tempers_log_probs()),
-        })
+        for entry in &recovered.open {
+            tracker.weigh(&entry.turn_id, entry.weight());
+        }
+        Ok(Self { tracker: Mutex::new(tracker), journal, metrics })
     }
 
     /// Returns the journal's counters.
@@ -82,10 +76,19 @@ impl Recorder {
         self.journal.counts()
     }
 
-    /// Places a request; the turn it extends gets its next state.
-    pub(super) fn arrive(&self, incoming: &Incoming<'_>) -> Arrival {
+    /// Places a request; the turn it extends gets its next state, and what the
+    /// client says of it. Returns what became of these words, too.
+    pub(super) fn arrive(
+        &self,
+        incoming: &Incoming<'_>,
+        rating: Rating,
+    ) -> (Arrival, Option<&'static str>) {
         let mut tracker = self.tracker();
         let arrival = tracker.arrive(incoming);
+        let named = incoming.session.as_ref().map(|(session, _)| session);
+        let latest = || tracker.resolve(named?, None).map(|known| known.turn_id.clone());
+        // Before the turn becomes a row, so that it has it.
+        let rated = self.rate(rating, arrival.parent.clone().or_else(latest));
         if let Some(extended) = &arrival.extended {
             let kind = if extended.tool { NextStateKind::Tool } else { NextStateKind::User };
             let next_state = Value::from(extended.next_state.clone()).to_string();
@@ -97,7 +100,41 @@ impl Recorder {
             Some(Counted::Ambiguous) => count(&self.metrics.ambiguous),
             Some(Counted::Again) | None => {}
         }
-        arrival
+        (arrival, rated)
+    }
+
+    /// Keeps what a side request says of the latest turn of its session.
+    pub(super) fn rate_latest(&self, rating: Rating, session_id: Option<&str>) {
+        let latest = session_id.and_then(|session| {
+            self.tracker().resolve(session, None).map(|known| known.turn_id.clone())
+        });
+        self.rate(rating, latest);
+    }
+
+    /// Keeps what a client says of a turn in its next request. Words that are none
+    /// are counted and told, and never a reason to refuse the chat that they came
+    /// with: it is a person's, and the words are a program's.
+    fn rate(&self, rating: Rating, turn_id: Option<String>) -> Option<&'static str> {
+        if rating.odd {
+            count(&self.metrics.odd_feedback);
+        }
+        if rating.is_empty() {
+            return rating.odd.then_some("ignored");
+        }
+        if turn_id.is_none() {
+            count(&self.metrics.stray_feedback);
+            return Some("no_turn");
+        }
+        count(&self.metrics.feedback);
+        self.journal.rate(Feedback {
+            turn_id,
+            session_id: None,
+            turn: None,
+            reward: rating.reward,
+            text: rating.text,
+            at: now(),
+        });
+        Some(if rating.odd { "partly" } else { "taken" })
     }
 
     /// Makes an answer known that a client may go on with from now on.
@@ -131,7 +168,9 @@ impl Recorder {
         let mut recorded = false;
         let mut extended = false;
         let mut unextendable = Vec::new();
+        let mut left = captured.len();
         for choice in captured {
+            left -= 1;
             let ended_well = matches!(choice.outcome, Outcome::Complete | Outcome::Truncated);
             if ended_well && choice.is_empty() {
                 self.metrics.skip("empty_answer");
@@ -150,7 +189,13 @@ impl Recorder {
             }
             let extendable = known.is_some();
             let turn = Turn { turn_id: turn_id.clone(), known, finished_at };
-            let entry = self.entry(&exchange, choice, turn, &versions);
+            // The last one needs no copy of what may be a long conversation.
+            let asked = match left {
+                0 => std::mem::take(&mut exchange.asked),
+                _ => exchange.asked.clone(),
+            };
+            let entry = entry(&exchange, choice, (turn, asked), &versions);
+            self.tracker().weigh(&turn_id, entry.weight());
             self.journal.turn(entry).await;
             recorded = true;
             extended |= extendable;
@@ -179,9 +224,6 @@ impl Recorder {
         let turn_id = feedback.turn_id.clone();
         let in_row = self.journal.feedback(feedback).await?;
         count(&self.metrics.feedback);
-        if !in_row {
-            count(&self.metrics.late_feedback);
-        }
         Some((turn_id, in_row))
     }
 
@@ -189,7 +231,11 @@ impl Recorder {
     pub(super) async fn tick(self: Arc<Self>) {
         loop {
             tokio::time::sleep(Duration::from_millis(500)).await;
-            let closed = self.tracker().expire(now());
+            let (closed, hurried) = {
+                let mut tracker = self.tracker();
+                (tracker.expire(now()), tracker.hurried())
+            };
+            self.metrics.hurried.store(hurried, Ordering::Relaxed);
             self.close(closed);
         }
     }
@@ -209,103 +255,6 @@ impl Recorder {
         // A panic inside the tracker must not end all chats.
         self.tracker.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn entry(
-        &self,
-        exchange: &Exchange,
-        choice: Captured,
-        Turn { turn_id, known, finished_at }: Turn,
-        polled: &(Option<String>, Option<String>),
-    ) -> Entry {
-        let arrival = &exchange.arrival;
-        let Asked { model, messages, tools, settings, client, address, system, created_at } =
-            exchange.asked.clone();
-        let (weight_version, weight_version_end, weight_version_source) = match choice
-            .weight_version
-        {
-            Some(start) => (Some(start), choice.weight_version_end, WeightVersionSource::Answer),
-            None if polled.0.is_some() => {
-                (polled.0.clone(), polled.1.clone(), WeightVersionSource::Polled)
-            }
-            None => (None, None, WeightVersionSource::None),
-        };
-        Entry {
-            session_id: arrival.session_id.clone(),
-            turn: arrival.turn,
-            turn_id,
-            parent_turn_id: arrival.parent.clone(),
-            branch: known
-                .as_ref()
-                .map_or_else(|| arrival.branch.clone(), |known| known.branch.clone()),
-            request_id: arrival.id.clone(),
-            choice: choice.choice,
-            client,
-            session_source: match arrival.source {
-                Source::Header => SessionSource::Header,
-                Source::Affinity => SessionSource::Affinity,
-                Source::Body => SessionSource::Body,
-                Source::Inferred => SessionSource::Inferred,
-                Source::None => SessionSource::None,
-            },
-            session_confidence: arrival.confidence,
-            created_at,
-            finished_at,
-            model,
-            weight_version,
-            weight_version_end,
-            weight_version_source,
-            sampling: journal::Settings {
-                temperature: settings.temperature.or(self.temperature),
-                top_p: settings.top_p,
-                top_k: settings.top_k,
-                min_p: settings.min_p,
-                seed: settings.seed,
-                max_tokens: settings.max_tokens,
-                log_prob_kind: self.log_prob_kind,
-            },
-            messages,
-            tools,
-            response: choice.response.to_string(),
-            finish_reason: choice.finish_reason,
-            matched_stop: choice.matched_stop,
-            ends_with_stop_token: choice.ends_with_stop_token,
-            status: match choice.outcome {
-                Outcome::Complete => Status::Complete,
-                Outcome::Truncated => Status::Truncated,
-                Outcome::Aborted => Status::Aborted,
-                Outcome::Failed => Status::Failed,
-            },
-            usage_completion_tokens: choice.completion_tokens,
-            token_source: match choice.response_ids {
-                Some(_) => TokenSource::Engine,
-                None => TokenSource::None,
-            },
-            prompt_ids: choice.prompt_ids,
-            response_ids: choice.response_ids,
-            rollout_log_probs: choice.log_probs,
-            untrainable_reason: choice.untrainable_reason.map(str::to_owned),
-            next_state: None,
-            next_state_kind: NextStateKind::None,
-            session_end: false,
-            reward_explicit: None,
-            feedback_text: None,
-            origin: self.origin.clone(),
-            lineage: Lineage {
-                stated: !matches!(arrival.source, Source::Inferred | Source::None),
-                key: known.map(|known| known.key.to_string()),
-                system: system.to_string(),
-                address,
-            },
-        }
-    }
-}
-
-/// What is known of a turn besides its answer.
-struct Turn {
-    turn_id: String,
-    /// None if nobody can extend it.
-    known: Option<Known>,
-    finished_at: i64,
 }
 
 /// Returns a turn of an earlier run as pairing needs it.

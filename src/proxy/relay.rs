@@ -1,33 +1,47 @@
 //! One stream on its way from the engine to a client.
+//!
+//! The client's connection pulls: nothing is read from the engine that the client
+//! has no room for, so that a slow reader holds up its own engine stream and
+//! nobody else's, and costs no queue. When the client goes away, what is left to do
+//! is done by a task of its own.
 
+use std::collections::VecDeque;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, Sleep};
 
 use crate::capture::{Captured, Ending, Relay, StreamCapture, reason};
 use crate::wire::sse::{Decoder, Event};
 
 use super::exchange::Exchange;
-use super::{Flight, LARGE, Shared, TOO_LARGE};
+use super::limits::Flight;
+use super::{LARGE, Shared, TOO_LARGE};
 
-/// Pieces that may wait for a slow client; then the engine waits, too.
-const QUEUE: usize = 16;
 /// How long the engine is still read after its client has gone with a whole
 /// answer: ids and counts come last.
 const LINGER: Duration = Duration::from_secs(1);
 /// A version of the weights that was asked for so recently is good enough.
 const FRESH: Duration = Duration::from_millis(200);
 
+/// The bytes of an answer as they come.
+pub(super) type Pieces = BoxStream<'static, io::Result<Bytes>>;
+
 /// A stream on its way.
-pub(super) struct Stream {
+struct Stream {
     shared: Arc<Shared>,
+    /// The engine's bytes. Dropped as soon as they are over.
+    upstream: Option<Pieces>,
     decoder: Decoder,
     capture: StreamCapture,
     /// Bytes of the engine, unpacked, so far.
@@ -36,9 +50,23 @@ pub(super) struct Stream {
     exchange: Option<Exchange>,
     /// The weights' version before the first byte.
     version: Option<String>,
-    version_end: Option<JoinHandle<Option<String>>>,
-    client: Option<mpsc::Sender<Result<Bytes, io::Error>>>,
-    _flight: Flight,
+    version_end: VersionEnd,
+    /// What the client gets next.
+    ready: VecDeque<io::Result<Bytes>>,
+    stop: watch::Receiver<bool>,
+    /// Since when the engine is waited for, and the alarm clock for that.
+    since: Instant,
+    alarm: Pin<Box<Sleep>>,
+    flight: Flight,
+}
+
+/// The weights' version when the engine had said its last word.
+#[derive(Default)]
+enum VersionEnd {
+    #[default]
+    Unasked,
+    Known(Option<String>),
+    Asked(JoinHandle<Option<String>>),
 }
 
 /// Why the engine's bytes stopped.
@@ -48,40 +76,60 @@ enum Stop {
     Abandoned,
 }
 
-/// Passes a stream on while reading it, and returns the client's body.
+/// A stream as long as its client is there.
+struct Passing(Option<Box<Stream>>);
+
+impl Drop for Passing {
+    /// The client has gone, or has all of it.
+    fn drop(&mut self) {
+        let Some(stream) = self.0.take().filter(|stream| stream.exchange.is_some()) else {
+            return;
+        };
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(stream.linger());
+        }
+    }
+}
+
+/// Passes a stream on while reading it, and returns the client's body. Without an
+/// exchange nothing is recorded, but what is to be cut is cut.
 pub(super) fn start(
-    upstream: BoxStream<'static, io::Result<Bytes>>,
-    exchange: Exchange,
+    upstream: Pieces,
+    exchange: Option<Exchange>,
     capture: StreamCapture,
     shared: Arc<Shared>,
     (version, flight): (Option<String>, Flight),
 ) -> Body {
-    let (client, queue) = mpsc::channel(QUEUE);
+    let silence = shared.limits.silence;
+    let since = Instant::now();
     let stream = Stream {
+        upstream: Some(upstream),
         decoder: Decoder::with_limit(shared.limits.answer_bytes),
-        shared,
         capture,
         received: 0,
-        exchange: Some(exchange),
+        exchange,
         version,
-        version_end: None,
-        client: Some(client),
-        _flight: flight,
+        version_end: VersionEnd::default(),
+        ready: VecDeque::new(),
+        stop: shared.stop.subscribe(),
+        since,
+        alarm: Box::pin(tokio::time::sleep_until(since + silence)),
+        flight,
+        shared,
     };
-    tokio::spawn(stream.run(upstream));
-    body(queue)
+    let passing = Passing(Some(Box::new(stream)));
+    Body::from_stream(stream::unfold(passing, |mut passing| async {
+        let piece = passing.0.as_mut()?.pull().await?;
+        Some((piece, passing))
+    }))
 }
 
 /// Passes bytes on unread, ending both sides when the engine falls silent.
-pub(super) fn pass(
-    bytes: BoxStream<'static, io::Result<Bytes>>,
-    shared: Arc<Shared>,
-    flight: Flight,
-) -> Body {
-    let state = (bytes, shared, flight);
-    Body::from_stream(stream::unfold(Some(state), |state| async {
-        let (mut bytes, shared, flight) = state?;
-        let mut stop = shared.stop.subscribe();
+pub(super) fn pass(bytes: Pieces, shared: Arc<Shared>, flight: Flight) -> Body {
+    let stop = shared.stop.subscribe();
+    let state = Some((bytes, stop, shared, flight));
+    Body::from_stream(stream::unfold(state, |state| async {
+        let (mut bytes, mut stop, shared, flight) = state?;
         let silence = shared.limits.silence;
         let next = tokio::select! {
             next = tokio::time::timeout(silence, bytes.next()) => next,
@@ -89,20 +137,14 @@ pub(super) fn pass(
         };
         match next {
             Ok(None) => None,
-            Ok(Some(Ok(chunk))) => Some((Ok(chunk), Some((bytes, shared, flight)))),
+            Ok(Some(Ok(chunk))) => Some((Ok(chunk), Some((bytes, stop, shared, flight)))),
             Ok(Some(Err(error))) => Some((Err(error), None)),
             Err(_) => Some((Err(silent(silence)), None)),
         }
     }))
 }
 
-fn body(queue: mpsc::Receiver<Result<Bytes, io::Error>>) -> Body {
-    Body::from_stream(stream::unfold(queue, |mut queue| async {
-        queue.recv().await.map(|piece| (piece, queue))
-    }))
-}
-
-fn silent(after: Duration) -> io::Error {
+pub(super) fn silent(after: Duration) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("nothing from the engine for {after:?}"))
 }
 
@@ -111,83 +153,79 @@ fn cut_off() -> io::Error {
 }
 
 impl Stream {
-    async fn run(mut self, mut upstream: BoxStream<'static, io::Result<Bytes>>) {
-        let stop = loop {
-            let chunk = match self.next(&mut upstream).await {
-                Ok(chunk) => chunk,
-                Err(stop) => break stop,
-            };
-            let received = chunk.len() as u64;
-            let counter = &self.shared.metrics.bytes_from_engine;
-            counter.fetch_add(received, std::sync::atomic::Ordering::Relaxed);
-            self.received = self.received.saturating_add(chunk.len());
-            if self.received > self.shared.limits.answer_bytes {
-                self.give_up(TOO_LARGE);
+    /// Returns what the client gets next; nothing at the end.
+    async fn pull(&mut self) -> Option<io::Result<Bytes>> {
+        loop {
+            if let Some(piece) = self.ready.pop_front() {
+                let length = piece.as_ref().map_or(0, Bytes::len) as u64;
+                self.shared.metrics.bytes_to_clients.fetch_add(length, Ordering::Relaxed);
+                return Some(piece);
             }
-            let events: Vec<_> = self.decoder.push(&chunk).map(Arc::new).collect();
-            let mut out = Vec::with_capacity(chunk.len());
-            for event in events {
-                self.event(&event, &mut out).await;
+            self.upstream.as_ref()?;
+            match self.next().await {
+                Ok(chunk) => self.take(&chunk).await,
+                Err(stop) => self.end(stop).await,
             }
-            if !self.send(Ok(out.into())).await && !self.capture.is_finished() {
-                break Stop::Abandoned;
-            }
-        };
-        // The engine's connection closes with this, whoever ended it.
-        drop(upstream);
-        self.end(stop).await;
+        }
     }
 
     /// Waits for the engine's next bytes.
-    async fn next(
-        &mut self,
-        upstream: &mut BoxStream<'static, io::Result<Bytes>>,
-    ) -> Result<Bytes, Stop> {
+    async fn next(&mut self) -> Result<Bytes, Stop> {
+        let Some(upstream) = &mut self.upstream else { return Err(Stop::Ended) };
+        if *self.stop.borrow() {
+            return Err(Stop::Abandoned);
+        }
         let silence = self.shared.limits.silence;
-        let mut stop = self.shared.stop.subscribe();
+        // Only the engine's silence counts, not the client's.
+        self.since = Instant::now();
         loop {
-            let patience = if self.client.is_some() { silence } else { LINGER };
-            let gone = async {
-                match &self.client {
-                    Some(client) => client.closed().await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return Err(Stop::Abandoned),
-                () = gone => {
-                    self.client = None;
-                    // Agents hang up on purpose once they have what they need.
-                    if !self.capture.is_finished() || self.exchange.is_none() {
-                        return Err(Stop::Abandoned);
+                next = upstream.next() => return match next {
+                    Some(Ok(chunk)) => Ok(chunk),
+                    Some(Err(error)) => Err(Stop::Broken(error)),
+                    None => Err(Stop::Ended),
+                },
+                _ = self.stop.wait_for(|stop| *stop) => return Err(Stop::Abandoned),
+                // The clock is set again only when it rings: tokens come often.
+                () = self.alarm.as_mut() => {
+                    let until = self.since + silence;
+                    if Instant::now() >= until {
+                        return Err(Stop::Broken(silent(silence)));
                     }
-                }
-                next = tokio::time::timeout(patience, upstream.next()) => {
-                    return match next {
-                        Ok(Some(Ok(chunk))) => Ok(chunk),
-                        Ok(Some(Err(error))) => Err(Stop::Broken(error)),
-                        Ok(None) => Err(Stop::Ended),
-                        Err(_) if self.client.is_none() => Err(Stop::Abandoned),
-                        Err(_) => Err(Stop::Broken(silent(silence))),
-                    };
+                    self.alarm.as_mut().reset(until);
                 }
             }
         }
     }
 
+    /// Reads bytes of the engine, and makes ready what the client gets of them.
+    async fn take(&mut self, chunk: &Bytes) {
+        let counter = &self.shared.metrics.bytes_from_engine;
+        counter.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+        self.received = self.received.saturating_add(chunk.len());
+        if self.received > self.shared.limits.answer_bytes {
+            self.give_up(TOO_LARGE);
+        }
+        let mut out = Vec::with_capacity(chunk.len());
+        for event in self.decoder.push(chunk) {
+            self.event(event, &mut out).await;
+        }
+        if !out.is_empty() {
+            self.ready.push_back(Ok(out.into()));
+        }
+    }
+
     /// Reads an event, and appends what the client gets of it.
-    async fn event(&mut self, event: &Arc<Event>, out: &mut Vec<u8>) {
+    async fn event(&mut self, event: Event, out: &mut Vec<u8>) {
         let was_finished = self.capture.is_finished();
-        let relay = self.read(event).await;
+        let (event, relay) = self.read(event).await;
         if !was_finished && self.capture.is_finished() {
             // From here on the client may go on with the conversation.
             if let Some(exchange) = &mut self.exchange {
                 exchange.answered(&self.capture.messages());
             }
-            let shared = self.shared.clone();
-            let ask = async move { shared.upstream.version(FRESH).await };
-            self.version_end = Some(tokio::spawn(ask));
+            self.ask_version();
         }
         if self.capture.is_done() && self.exchange.is_some() {
             self.record(Ending::Closed).await;
@@ -199,14 +237,26 @@ impl Stream {
         }
     }
 
+    fn ask_version(&mut self) {
+        let Some(engine) = self.exchange.as_ref().and_then(|exchange| exchange.engine.clone())
+        else {
+            return;
+        };
+        self.version_end = match engine.version_known(FRESH) {
+            Some(known) => VersionEnd::Known(known),
+            None => VersionEnd::Asked(tokio::spawn(async move { engine.version(FRESH).await })),
+        };
+    }
+
     /// Reads an event, a large one on a thread of its own.
-    async fn read(&mut self, event: &Arc<Event>) -> Relay {
+    async fn read(&mut self, event: Event) -> (Event, Relay) {
         if event.raw.len() <= LARGE {
-            return self.capture.event(event);
+            let relay = self.capture.event(&event);
+            return (event, relay);
         }
         let unread = self.capture.unread();
         let mut capture = std::mem::replace(&mut self.capture, unread);
-        let event = event.clone();
+        let kept = event.clone();
         let work = move || {
             let relay = capture.event(&event);
             (capture, relay)
@@ -214,12 +264,12 @@ impl Stream {
         match tokio::task::spawn_blocking(work).await {
             Ok((capture, relay)) => {
                 self.capture = capture;
-                relay
+                (kept, relay)
             }
             // A panic in there must not break the chat.
             Err(_) => {
                 self.give_up(reason::UNREADABLE_ANSWER);
-                Relay::Pass
+                (kept, Relay::Pass)
             }
         }
     }
@@ -234,19 +284,18 @@ impl Stream {
         self.decoder.lower_limit(LARGE);
     }
 
-    async fn end(mut self, stop: Stop) {
-        let rest = std::mem::take(&mut self.decoder).finish();
-        if let Some(event) = rest {
+    /// Makes ready what is left for the client when the engine's bytes are over.
+    async fn end(&mut self, stop: Stop) {
+        // The engine's connection closes with this, whoever ended it.
+        self.upstream = None;
+        if let Some(event) = std::mem::take(&mut self.decoder).finish() {
             let mut out = Vec::new();
-            self.event(&Arc::new(event), &mut out).await;
-            self.send(Ok(out.into())).await;
+            self.event(event, &mut out).await;
+            if !out.is_empty() {
+                self.ready.push_back(Ok(out.into()));
+            }
         }
-        let ending = match &stop {
-            Stop::Ended => Ending::Closed,
-            Stop::Broken(_) => Ending::Broken,
-            Stop::Abandoned => Ending::Abandoned,
-        };
-        self.record(ending).await;
+        self.record(ending(&stop)).await;
         let whole = self.capture.is_finished() || self.capture.is_done();
         match stop {
             Stop::Ended => {}
@@ -254,22 +303,37 @@ impl Stream {
             Stop::Broken(_) if whole => {}
             Stop::Broken(error) => {
                 tracing::warn!(%error, "the engine's stream broke");
-                self.send(Err(error)).await;
+                self.ready.push_back(Err(error));
             }
-            Stop::Abandoned => {
-                self.send(Err(cut_off())).await;
+            Stop::Abandoned => self.ready.push_back(Err(cut_off())),
+        }
+    }
+
+    /// Does what is left to do when the client has gone.
+    async fn linger(mut self: Box<Self>) {
+        let mut stop = Stop::Abandoned;
+        // Agents hang up on purpose once they have what they need.
+        if self.capture.is_finished() {
+            let rest = async {
+                while self.exchange.is_some() {
+                    match self.next().await {
+                        Ok(chunk) => self.take(&chunk).await,
+                        Err(ended) => return ended,
+                    }
+                }
+                Stop::Ended
+            };
+            if let Ok(ended) = tokio::time::timeout(LINGER, rest).await {
+                stop = ended;
             }
         }
+        self.upstream = None;
+        self.record(ending(&stop)).await;
     }
 
     /// Records the answer, once.
     async fn record(&mut self, ending: Ending) {
         let Some(exchange) = self.exchange.take() else { return };
-        let end = match self.version_end.take() {
-            Some(asked) => asked.await.ok().flatten(),
-            None => None,
-        };
-        let versions = (self.version.clone(), end.or_else(|| self.version.clone()));
         let captured: Vec<Captured> = self.capture.finish(ending);
         let mut odd = self.capture.odd_choices();
         if captured.is_empty() {
@@ -279,23 +343,29 @@ impl Stream {
             return;
         }
         self.shared.metrics.skip_choices(reason::ODD_CHOICE_INDEX, odd);
-        self.shared.recorder.record(exchange, captured, versions).await;
-    }
-
-    /// Sends bytes to the client. Returns whether it is still there.
-    async fn send(&mut self, piece: Result<Bytes, io::Error>) -> bool {
-        let Some(client) = &self.client else { return false };
-        let length = match &piece {
-            Ok(bytes) if bytes.is_empty() => return true,
-            Ok(bytes) => bytes.len() as u64,
-            Err(_) => 0,
+        let (start, end) = (self.version.clone(), std::mem::take(&mut self.version_end));
+        let recorder = self.shared.recorder.clone();
+        let flight = self.flight.another();
+        let work = async move {
+            let end = match end {
+                VersionEnd::Unasked => None,
+                VersionEnd::Known(known) => known,
+                VersionEnd::Asked(asked) => asked.await.ok().flatten(),
+            };
+            let versions = (start.clone(), end.or(start));
+            recorder.record(exchange, captured, versions).await;
+            drop(flight);
         };
-        if client.send(piece).await.is_err() {
-            self.client = None;
-            return false;
-        }
-        let counter = &self.shared.metrics.bytes_to_clients;
-        counter.fetch_add(length, std::sync::atomic::Ordering::Relaxed);
-        true
+        // In a task of its own: the client may go away meanwhile. If it panics,
+        // the exchange has counted itself.
+        let _ = tokio::spawn(work).await;
+    }
+}
+
+fn ending(stop: &Stop) -> Ending {
+    match stop {
+        Stop::Ended => Ending::Closed,
+        Stop::Broken(_) => Ending::Broken,
+        Stop::Abandoned => Ending::Abandoned,
     }
 }

@@ -1,22 +1,23 @@
 //! The routes, and the lock before every one of them.
+//!
+//! The router is made of one table, so that a test can go through all of it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post};
+use axum::routing::{MethodRouter, any, get, post};
 use axum::{Extension, Json, Router};
 use serde_json::{Value, json};
 
 use super::auth::Keys;
 use super::error::Refusal;
-use super::forward::{self, Call};
-use super::metrics::count;
-use super::{Shared, body, chat, feedback};
+use super::metrics::Now;
+use super::{Shared, body, chat, feedback, pass, request_log};
 
 /// Longest wait for the engine's word about itself.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -25,26 +26,81 @@ const PATIENCE: Duration = Duration::from_secs(3);
 #[derive(Debug, Clone)]
 pub(super) struct Owner(pub(super) Option<String>);
 
-/// Builds the routes.
+/// Whose key opens a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lock {
+    /// A client's.
+    Client,
+    /// That of whoever changes the weights; a client's if there is none.
+    Control,
+}
+
+/// A route and its lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route {
+    /// The method; GET stands for all of a route that takes any.
+    pub method: &'static Method,
+    /// The path, as the router knows it.
+    pub path: &'static str,
+    /// Whose key opens it.
+    pub lock: Lock,
+}
+
+type Handler = MethodRouter<Arc<Shared>>;
+
+/// All routes there are.
+fn table() -> Vec<(Route, Handler)> {
+    const GET: &Method = &Method::GET;
+    const POST: &Method = &Method::POST;
+    let client =
+        |method, path, handler: Handler| (Route { method, path, lock: Lock::Client }, handler);
+    let control =
+        |path, handler: Handler| (Route { method: POST, path, lock: Lock::Control }, handler);
+    vec![
+        client(POST, "/v1/chat/completions", post(chat::chat)),
+        client(POST, "/chat/completions", post(chat::chat)),
+        client(POST, "/v1/feedback", post(feedback::feedback)),
+        client(GET, "/v1/{*path}", any(pass::pass)),
+        client(GET, "/models", get(pass::pass)),
+        client(GET, "/healthz", get(healthz)),
+        client(GET, "/readyz", get(readyz)),
+        client(GET, "/metrics", get(metrics)),
+        control("/oclaw/policy", post(policy)),
+        control("/oclaw/pause", post(pause)),
+        control("/oclaw/resume", post(resume)),
+    ]
+}
+
+/// Lists all routes there are.
+pub fn routes() -> Vec<Route> {
+    table().into_iter().map(|(route, _)| route).collect()
+}
+
+/// Builds the router. Every route of it goes through [`unlock`], and so does what
+/// is none.
 pub(super) fn router(shared: Arc<Shared>) -> Router {
-    let control = Router::new()
-        .route("/oclaw/policy", post(policy))
-        .route("/oclaw/pause", post(pause))
-        .route("/oclaw/resume", post(resume))
-        .route_layer(middleware::from_fn_with_state(shared.clone(), control_lock));
-    let clients = Router::new()
-        .route("/v1/chat/completions", post(chat::chat))
-        .route("/chat/completions", post(chat::chat))
-        .route("/v1/feedback", post(feedback::feedback))
-        .route("/v1/{*path}", any(pass))
-        .route("/models", get(pass))
-        .route("/healthz", get(healthz))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
+    let mut control = Router::new();
+    let mut clients = Router::new();
+    for (route, handler) in table() {
+        match route.lock {
+            Lock::Client => clients = clients.route(route.path, handler),
+            Lock::Control => control = control.route(route.path, handler),
+        }
+    }
+    let control = control.route_layer(middleware::from_fn_with_state(shared.clone(), control_lock));
+    let clients = clients
         .fallback(nothing_here)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(shared.clone(), client_lock));
-    control.merge(clients).with_state(shared)
+    let router = control.merge(clients);
+    let router = router.layer(middleware::from_fn_with_state(shared.clone(), head_within_limit));
+    let router = match &shared.log {
+        None => router,
+        Some(_) => {
+            router.layer(middleware::from_fn_with_state(shared.clone(), request_log::follow))
+        }
+    };
+    router.with_state(shared)
 }
 
 async fn client_lock(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
@@ -70,63 +126,61 @@ async fn unlock(shared: &Shared, keys: &Keys, mut request: Request, next: Next) 
             }
         },
     };
-    request.extensions_mut().insert(Owner(owner));
-    next.run(request).await
+    let owner = Owner(owner);
+    request.extensions_mut().insert(owner.clone());
+    let mut response = next.run(request).await;
+    response.extensions_mut().insert(owner);
+    response
 }
 
-/// Passes a request on that is no chat.
-async fn pass(State(shared): State<Arc<Shared>>, request: Request) -> Response {
-    count(&shared.metrics.requests);
-    match pass_on(&shared, request).await {
-        Ok(response) => response,
-        Err(refusal) => {
-            shared.metrics.refuse(refusal.code);
-            refusal.into_response()
-        }
-    }
-}
-
-async fn pass_on(shared: &Arc<Shared>, request: Request) -> Result<Response, Refusal> {
-    let flight = shared.flights.begin();
-    let (parts, body) = request.into_parts();
-    let path = parts.uri.path();
-    let path = path.strip_prefix("/v1").unwrap_or(path);
-    let climbs = |part: &str| {
-        let part = part.to_ascii_lowercase().replace("%2e", ".");
-        part == "." || part == ".."
+async fn head_within_limit(
+    State(shared): State<Arc<Shared>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    // Each header line has a colon, a space and an end.
+    let of = |(name, value): (&axum::http::HeaderName, &axum::http::HeaderValue)| {
+        name.as_str().len() + value.len() + 4
     };
-    // Such a path would reach routes that are none of the client's business.
-    if path.split(['/', '\\']).any(climbs) || path.to_ascii_lowercase().contains("%2f") {
-        return Err(Refusal::not_found("no such route"));
+    let path = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
+    let size = path + request.headers().iter().map(of).sum::<usize>();
+    if size <= shared.limits.headers {
+        return next.run(request).await;
     }
-    let body = body::read(body, shared.limits.body).await?;
-    let call = Call {
-        method: parts.method.clone(),
-        path,
-        query: parts.uri.query(),
-        headers: &parts.headers,
-        body,
-    };
-    let answer = forward::send(shared, &call).await?;
-    Ok(chat::passed(answer, shared, flight))
+    shared.metrics.refuse("headers_too_large");
+    let message = format!("the request's headers are larger than {} bytes", shared.limits.headers);
+    let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    Refusal::new(status, "headers_too_large", message).into_response()
 }
 
 async fn healthz() -> Response {
     Json(json!({ "status": "ok" })).into_response()
 }
 
-/// Ready is: the engine takes requests and the disk takes turns.
+/// Ready is: an engine takes requests and the disk takes turns.
 async fn readyz(State(shared): State<Arc<Shared>>) -> Response {
+    let engines = shared.fleet.engines();
+    let checks = engines.iter().map(|engine| async {
+        match tokio::time::timeout(PATIENCE, engine.engine.health()).await {
+            Ok(Ok(_)) => None,
+            Ok(Err(error)) => Some(error.kind().to_string()),
+            Err(_) => Some("no answer in time".to_owned()),
+        }
+    });
+    let ill = futures_util::future::join_all(checks).await;
     let mut reasons = Vec::new();
-    match tokio::time::timeout(PATIENCE, shared.upstream.engine.health()).await {
-        Ok(Ok(_)) => {}
-        Ok(Err(error)) => reasons.push(format!("engine: {}", error.kind())),
-        Err(_) => reasons.push("engine: no answer in time".to_owned()),
+    if ill.iter().all(Option::is_some) {
+        let several = engines.len() > 1;
+        let told = ill.iter().flatten().enumerate().map(|(number, reason)| match several {
+            true => format!("engine {}: {reason}", number + 1),
+            false => format!("engine: {reason}"),
+        });
+        reasons.extend(told);
     }
     if !shared.recorder.counts().is_healthy() {
         reasons.push("spool: the disk does not take turns".to_owned());
     }
-    if *shared.held.borrow() {
+    if shared.fleet.is_held() {
         reasons.push("on hold".to_owned());
     }
     let ready = reasons.is_empty();
@@ -135,35 +189,80 @@ async fn readyz(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    let text = shared.metrics.text(shared.recorder.counts());
+    let now = Now {
+        running: shared.flights.flying(),
+        queued: shared.queue.bytes(),
+        lost_lines: shared.log.as_ref().map_or(0, |log| log.lost() as usize),
+    };
+    let text = shared.metrics.text(shared.recorder.counts(), &now, &shared.fleet);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
 }
 
-/// Whoever pushed new weights says which.
-async fn policy(State(shared): State<Arc<Shared>>, request: Request) -> Response {
-    let body = match body::read(request.into_body(), shared.limits.body).await {
-        Ok(body) => body,
-        Err(refusal) => return refusal.into_response(),
-    };
-    let told: Option<Value> = serde_json::from_slice(&body).ok();
-    let version = told.as_ref().and_then(|told| told.get("weight_version"));
-    match version.and_then(Value::as_str).filter(|version| !version.trim().is_empty()) {
-        Some(version) => {
-            shared.upstream.told(version.to_owned()).await;
-            Json(json!({ "success": true, "weight_version": version })).into_response()
+/// What a control request says.
+struct Told(Value);
+
+impl Told {
+    async fn read(shared: &Shared, request: Request) -> Result<Self, Refusal> {
+        let (body, _waiting) = body::read(shared, request.into_body()).await?;
+        if body.trim_ascii().is_empty() {
+            return Ok(Self(Value::Null));
         }
-        None => Refusal::bad_request("bad_policy", "`weight_version` is no text").into_response(),
+        let told = serde_json::from_slice(&body);
+        told.map(Self).map_err(|error| {
+            Refusal::bad_request("bad_control", format!("the body is no JSON: {error}"))
+        })
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.0.get(name).and_then(Value::as_str).filter(|text| !text.trim().is_empty())
+    }
+
+    /// Returns the address of the engine that is meant; all are if none is named.
+    fn engine(&self, shared: &Shared) -> Result<Option<&str>, Refusal> {
+        let engine = self.text("engine");
+        match shared.fleet.named(engine).is_empty() {
+            false => Ok(engine),
+            true => Err(Refusal::new(
+                StatusCode::NOT_FOUND,
+                "no_such_engine",
+                format!("no engine at `{}`", engine.unwrap_or_default()),
+            )),
+        }
     }
 }
 
-async fn pause(State(shared): State<Arc<Shared>>) -> Response {
-    shared.held.send_replace(true);
-    Json(json!({ "success": true })).into_response()
+/// Whoever pushed new weights says which, to which engine (all if none is named),
+/// and what the model is called there from now on, if that has changed.
+async fn policy(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let told = async {
+        let told = Told::read(&shared, request).await?;
+        let engine = told.engine(&shared)?;
+        let Some(version) = told.text("weight_version") else {
+            return Err(Refusal::bad_request("bad_policy", "`weight_version` is no text"));
+        };
+        for engine in shared.fleet.named(engine) {
+            engine.told(version.to_owned());
+            if let Some(name) = told.text("model") {
+                engine.rename(name);
+            }
+        }
+        Ok(Json(json!({ "success": true, "weight_version": version })))
+    };
+    told.await.into_response()
 }
 
-async fn resume(State(shared): State<Arc<Shared>>) -> Response {
-    shared.held.send_replace(false);
-    Json(json!({ "success": true })).into_response()
+async fn pause(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    hold(&shared, request, true).await.into_response()
+}
+
+async fn resume(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    hold(&shared, request, false).await.into_response()
+}
+
+async fn hold(shared: &Shared, request: Request, held: bool) -> Result<Json<Value>, Refusal> {
+    let told = Told::read(shared, request).await?;
+    let engines = shared.fleet.hold(told.engine(shared)?, held);
+    Ok(Json(json!({ "success": true, "engines": engines })))
 }
 
 async fn nothing_here(Extension(_): Extension<Owner>, _: HeaderMap) -> Response {

@@ -1,6 +1,5 @@
 //! An answer that comes as one document.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,18 +7,19 @@ use axum::body::Body;
 use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
-use futures_util::stream::{self, BoxStream};
+use futures_util::stream;
 
 use crate::capture::{Answer, Prepared, read_answer, reason};
 
 use super::error::Refusal;
 use super::exchange::Exchange;
-use super::{Flight, LARGE, Shared, TOO_LARGE, relay};
+use super::limits::Flight;
+use super::{LARGE, Shared, TOO_LARGE, relay};
 
 /// Reads a whole answer, records it, and returns the client's copy. An answer
 /// that is too large to be held passes as it comes, unrecorded and uncut.
 pub(super) async fn answer(
-    mut engine: BoxStream<'static, io::Result<Bytes>>,
+    mut engine: relay::Pieces,
     prepared: Prepared,
     exchange: Exchange,
     shared: &Arc<Shared>,
@@ -55,7 +55,13 @@ pub(super) async fn answer(
                 Some(reason) => exchange.skip(reason),
                 None => {
                     let polled = (version.clone(), version);
-                    shared.recorder.record(exchange, read.captured, polled).await;
+                    let (recorder, flying) = (shared.recorder.clone(), flight.another());
+                    let work = async move {
+                        recorder.record(exchange, read.captured, polled).await;
+                        drop(flying);
+                    };
+                    // In a task of its own: the client may go away meanwhile.
+                    let _ = tokio::spawn(work).await;
                 }
             }
             read.client.map_or(bytes, Bytes::from)

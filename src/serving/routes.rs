@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::model::Config;
 use crate::template::Chat;
+use crate::wire::secret::equal_in_constant_time;
 
 use super::compute::{Compute, Plan};
 use super::failure::Failure;
@@ -112,7 +113,7 @@ async fn guard(State(served): Shared, request: Request, next: Next) -> Response 
         let given = header.and_then(|value| value.split_once(' '));
         let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let given = given.map(|(_, key)| key.trim());
-        if given.is_none_or(|given| digest(given) != *key) {
+        if !given.is_some_and(|given| equal_in_constant_time(key, &digest(given))) {
             let status = StatusCode::UNAUTHORIZED;
             let message = "wrong or missing key".to_owned();
             return Failure { status, message, param: None }.into_response();

@@ -132,4 +132,9 @@ pub struct Limits {
     pub retention: i64,
     /// Number of turns remembered; the oldest sessions go first.
     pub turns: usize,
+    /// Number of turns that wait for a next state; beyond, those of the oldest
+    /// sessions do not wait any longer.
+    pub open: usize,
+    /// Bytes of their rows.
+    pub open_bytes: usize,
 }

@@ -6,6 +6,7 @@
 //! they like. A client's envelopes are not part of the conversation, and neither
 //! are the leading system messages, which clients rewrite between turns.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde_json::{Map, Value};
@@ -22,8 +23,15 @@ pub struct Key([u8; 16]);
 
 impl Key {
     /// Returns the identity of this list with one more message.
-    fn then(self, message: &[u8]) -> Self {
-        let digest = Sha256::new().chain_update(self.0).chain_update(message).finalize();
+    fn then(self, said: &Said<'_>) -> Self {
+        let mut digest = Sha256::new().chain_update(self.0);
+        // Each part after its length, so that no other message has these bytes.
+        let parts = [said.role, &said.text].into_iter();
+        for part in parts.chain(said.calls.iter().map(String::as_str)) {
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
+        }
+        let digest = digest.finalize();
         let mut key = [0; 16];
         key.copy_from_slice(&digest[..16]);
         Self(key)
@@ -33,7 +41,7 @@ impl Key {
     /// `None` if the answer is empty and so leaves no trace.
     pub fn answered(self, response: &Value) -> Option<Self> {
         let said = Said::read(response)?;
-        (!said.is_empty()).then(|| self.then(&said.bytes()))
+        (!said.is_empty()).then(|| self.then(&said))
     }
 
     /// Reads what `Display` wrote.
@@ -85,7 +93,7 @@ impl History {
         for (index, message) in messages.iter().enumerate() {
             let Some(said) = Said::read(message) else { continue };
             if steps.is_empty() && said.role == "system" {
-                system = system.then(&said.bytes());
+                system = system.then(&said);
                 continue;
             }
             let assistant = said.role == "assistant";
@@ -93,7 +101,7 @@ impl History {
             if assistant && said.is_empty() {
                 continue;
             }
-            key = key.then(&said.bytes());
+            key = key.then(&said);
             steps.push(Step { assistant, tool: said.role == "tool", key, index });
         }
         Self { system, steps }
@@ -116,7 +124,11 @@ impl History {
 /// Returns a message without the client's envelope. `None` if nothing else was
 /// in it.
 pub fn without_envelope(message: &Value) -> Option<Value> {
-    let Some(content) = message.get("content") else { return Some(message.clone()) };
+    bare(message).map(Cow::into_owned)
+}
+
+fn bare(message: &Value) -> Option<Cow<'_, Value>> {
+    let Some(content) = message.get("content") else { return Some(Cow::Borrowed(message)) };
     let stripped = match content {
         Value::String(text) => strip(text).map(|text| match text.is_empty() {
             true => Value::Null,
@@ -129,19 +141,19 @@ pub fn without_envelope(message: &Value) -> Option<Value> {
         _ => None,
     };
     match stripped {
-        None => Some(message.clone()),
+        None => Some(Cow::Borrowed(message)),
         Some(Value::Null) => None,
         Some(content) => {
             let mut message = message.clone();
             message["content"] = content;
-            Some(message)
+            Some(Cow::Owned(message))
         }
     }
 }
 
 /// Returns whether a message is a client's envelope and nothing else.
 pub fn is_envelope(message: &Value) -> bool {
-    without_envelope(message).is_none()
+    bare(message).is_none()
 }
 
 fn strip_parts(parts: &[Value]) -> Option<Vec<Value>> {
@@ -175,34 +187,35 @@ fn strip(text: &str) -> Option<String> {
 
 /// What a message says, as far as it counts.
 #[derive(Debug, PartialEq)]
-struct Said {
+struct Said<'a> {
     role: &'static str,
-    text: String,
+    text: Cow<'a, str>,
     calls: Vec<String>,
 }
 
-impl Said {
+impl<'a> Said<'a> {
     /// Reads a message. `None` if it is an envelope or no message at all.
-    fn read(message: &Value) -> Option<Self> {
+    fn read(message: &'a Value) -> Option<Self> {
         let role = match message.get("role").and_then(Value::as_str)? {
             "system" | "developer" => "system",
             "assistant" => "assistant",
             "tool" | "function" => "tool",
             _ => "user",
         };
-        let cleaned;
-        let message = match role {
-            "assistant" | "tool" => message,
-            _ => {
-                cleaned = without_envelope(message)?;
-                &cleaned
-            }
-        };
-        let text = flatten(message.get("content").unwrap_or(&Value::Null));
+        let content = |message: &'a Value| message.get("content").map(flatten).unwrap_or_default();
         let text = match role {
             // Some servers leave the thoughts in the text; clients cut them.
-            "assistant" => text.rsplit("</think>").next().unwrap_or_default().trim(),
-            _ => text.trim(),
+            "assistant" => within(content(message), |text| {
+                text.rsplit("</think>").next().unwrap_or_default().trim()
+            }),
+            "tool" => within(content(message), str::trim),
+            _ => match bare(message)? {
+                Cow::Borrowed(message) => within(content(message), str::trim),
+                Cow::Owned(message) => {
+                    let text = message.get("content").map(flatten).unwrap_or_default();
+                    Cow::Owned(text.trim().to_owned())
+                }
+            },
         };
         let mut calls: Vec<_> = match message.get("tool_calls") {
             Some(Value::Array(calls)) => calls.iter().map(call).collect(),
@@ -210,22 +223,19 @@ impl Said {
         };
         calls.extend(message.get("function_call").and_then(Value::as_object).map(function));
         calls.extend(message.get("tool_call_id").and_then(Value::as_str).map(alphanumeric));
-        Some(Self { role, text: text.to_owned(), calls })
+        Some(Self { role, text, calls })
     }
 
     fn is_empty(&self) -> bool {
         self.text.is_empty() && self.calls.is_empty()
     }
+}
 
-    /// Returns bytes that no other message has.
-    fn bytes(&self) -> Vec<u8> {
-        let parts = [self.role, self.text.as_str()].into_iter();
-        let mut bytes = Vec::new();
-        for part in parts.chain(self.calls.iter().map(String::as_str)) {
-            bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
-            bytes.extend_from_slice(part.as_bytes());
-        }
-        bytes
+/// Takes a part of a text, without a copy where there is none yet.
+fn within<'a>(text: Cow<'a, str>, part: impl Fn(&str) -> &str) -> Cow<'a, str> {
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(part(text)),
+        Cow::Owned(text) => Cow::Owned(part(&text).to_owned()),
     }
 }
 
@@ -254,21 +264,21 @@ fn alphanumeric(id: &str) -> String {
 }
 
 /// Flattens content: text parts joined with one space, other parts as JSON.
-fn flatten(content: &Value) -> String {
+fn flatten(content: &Value) -> Cow<'_, str> {
     match content {
-        Value::Null => String::new(),
-        Value::String(text) => text.clone(),
+        Value::Null => Cow::Borrowed(""),
+        Value::String(text) => Cow::Borrowed(text),
         Value::Array(parts) => {
             let parts: Vec<_> = parts.iter().map(part).collect();
-            parts.join(" ")
+            Cow::Owned(parts.join(" "))
         }
-        other => canonical(other),
+        other => Cow::Owned(canonical(other)),
     }
 }
 
-fn part(part: &Value) -> String {
+fn part(part: &Value) -> Cow<'_, str> {
     match (part, part.get("text")) {
-        (Value::String(text), _) | (_, Some(Value::String(text))) => text.clone(),
-        _ => canonical(part),
+        (Value::String(text), _) | (_, Some(Value::String(text))) => Cow::Borrowed(text),
+        _ => Cow::Owned(canonical(part)),
     }
 }

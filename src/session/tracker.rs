@@ -12,20 +12,22 @@ use super::identity::{Key, Step, without_envelope};
 const MAIN: &str = "main";
 
 #[derive(Debug)]
-struct Entry {
-    known: Known,
+pub(super) struct Entry {
+    pub(super) known: Known,
     /// A request follows it, or did.
     extended: bool,
     /// The id of the request that goes on with its line.
     continued_by: Option<String>,
+    /// Bytes of its row, as far as they are known.
+    pub(super) bytes: usize,
 }
 
 #[derive(Debug, Default)]
-struct Session {
-    turns: Vec<String>,
-    in_flight: u32,
+pub(super) struct Session {
+    pub(super) turns: Vec<String>,
+    pub(super) in_flight: u32,
     requests: u64,
-    last_activity: i64,
+    pub(super) last_activity: i64,
 }
 
 #[derive(Debug)]
@@ -43,11 +45,17 @@ struct Ticket {
 /// The open conversations.
 #[derive(Debug)]
 pub struct Tracker {
-    limits: Limits,
-    turns: HashMap<String, Entry>,
-    by_key: HashMap<Key, Vec<String>>,
-    sessions: HashMap<String, Session>,
+    pub(super) limits: Limits,
+    pub(super) turns: HashMap<String, Entry>,
+    pub(super) by_key: HashMap<Key, Vec<String>>,
+    pub(super) sessions: HashMap<String, Session>,
     tickets: HashMap<String, Ticket>,
+    /// Turns that wait for a next state, and the bytes of their rows.
+    pub(super) open: usize,
+    pub(super) open_bytes: usize,
+    pub(super) hurried: u64,
+    /// No session is over before.
+    pub(super) next_look: i64,
 }
 
 impl Tracker {
@@ -59,6 +67,10 @@ impl Tracker {
             by_key: HashMap::new(),
             sessions: HashMap::new(),
             tickets: HashMap::new(),
+            open: 0,
+            open_bytes: 0,
+            hurried: 0,
+            next_look: i64::MIN,
         }
     }
 
@@ -185,44 +197,20 @@ impl Tracker {
 
     /// Closes what is open of a session; `ends` says whether the last turn is
     /// the end of it.
-    fn close_turns(&mut self, session_id: &str, ends: bool) -> Vec<Closed> {
+    pub(super) fn close_turns(&mut self, session_id: &str, ends: bool) -> Vec<Closed> {
         let Some(session) = self.sessions.get(session_id) else { return Vec::new() };
         let last = session.turns.last().filter(|_| ends);
         let mut closed = Vec::new();
         for turn_id in &session.turns {
             if let Some(entry) = self.turns.get_mut(turn_id).filter(|entry| entry.known.open) {
                 entry.known.open = false;
+                self.open -= 1;
+                self.open_bytes = self.open_bytes.saturating_sub(entry.bytes);
                 closed
                     .push(Closed { turn_id: turn_id.clone(), session_end: last == Some(turn_id) });
             }
         }
         closed
-    }
-
-    /// Closes the turns of sessions that have been idle, and forgets sessions
-    /// that are long over.
-    pub fn expire(&mut self, now: i64) -> Vec<Closed> {
-        let idle = |session: &Session, limit: i64| {
-            session.in_flight == 0 && now.saturating_sub(session.last_activity) >= limit
-        };
-        let past = |limit: i64| {
-            let past = self.sessions.iter().filter(move |(_, session)| idle(session, limit));
-            past.map(|(id, _)| id.clone()).collect::<Vec<_>>()
-        };
-        let (over, mut forgotten) = (past(self.limits.idle), past(self.limits.retention));
-        let closed = over.iter().flat_map(|id| self.close_turns(id, true)).collect();
-        if self.turns.len() > self.limits.turns {
-            forgotten.extend(self.oldest());
-        }
-        for session_id in forgotten {
-            self.forget(&session_id);
-        }
-        closed
-    }
-
-    /// Returns how many turns wait for a next state.
-    pub fn open(&self) -> usize {
-        self.turns.values().filter(|entry| entry.known.open).count()
     }
 
     /// Finds a turn by session and number, or a session's latest.
@@ -268,6 +256,8 @@ impl Tracker {
         if !std::mem::take(&mut entry.known.open) {
             return (None, Some(Counted::Late));
         }
+        self.open -= 1;
+        self.open_bytes = self.open_bytes.saturating_sub(entry.bytes);
         let message = |step: &Step| without_envelope(&incoming.messages[step.index]);
         let extended = Extended {
             turn_id: turn_id.to_owned(),
@@ -332,43 +322,12 @@ impl Tracker {
         let session = self.sessions.entry(known.session_id.clone()).or_default();
         session.turns.push(known.turn_id.clone());
         session.last_activity = session.last_activity.max(known.at);
+        self.next_look = self.next_look.min(known.at.saturating_add(self.limits.idle));
         self.by_key.entry(known.key).or_default().push(known.turn_id.clone());
-        self.turns.insert(known.turn_id.clone(), Entry { known, extended, continued_by: None });
-    }
-
-    /// Lists the sessions to forget so that the limit holds again, with some
-    /// room so that this is rare.
-    fn oldest(&self) -> Vec<String> {
-        let mut sessions: Vec<_> =
-            self.sessions.iter().filter(|(_, session)| session.in_flight == 0).collect();
-        sessions.sort_by_key(|(_, session)| session.last_activity);
-        let open = |id: &String| self.turns.get(id).is_some_and(|entry| entry.known.open);
-        let mut surplus =
-            self.turns.len().saturating_sub(self.limits.turns - self.limits.turns / 10);
-        let mut found = Vec::new();
-        for (id, session) in sessions {
-            if surplus == 0 {
-                break;
-            }
-            if !session.turns.iter().any(open) {
-                surplus = surplus.saturating_sub(session.turns.len());
-                found.push(id.clone());
-            }
-        }
-        found
-    }
-
-    fn forget(&mut self, session_id: &str) {
-        let Some(session) = self.sessions.remove(session_id) else { return };
-        for turn_id in session.turns {
-            let Some(entry) = self.turns.remove(&turn_id) else { continue };
-            if let Some(ids) = self.by_key.get_mut(&entry.known.key) {
-                ids.retain(|id| *id != turn_id);
-                if ids.is_empty() {
-                    self.by_key.remove(&entry.known.key);
-                }
-            }
-        }
+        self.open += usize::from(known.open);
+        let entry = Entry { known, extended, continued_by: None, bytes: 0 };
+        let before = self.turns.insert(entry.known.turn_id.clone(), entry);
+        self.open -= usize::from(before.is_some_and(|before| before.known.open));
     }
 }
 

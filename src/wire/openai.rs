@@ -1,9 +1,12 @@
 //! What an OpenAI chat request says, as far as a capturing proxy cares. A member
 //! of the wrong type counts as absent: refusing it is the engine's business.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 use super::{json, span};
+use span::Member;
 
 /// A chat request, read leniently.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -31,9 +34,13 @@ pub struct ChatRequest {
     pub odd_settings: bool,
     /// The session fields of the body.
     pub session: SessionFields,
+    /// What the client says of the answer before.
+    pub rating: Rating,
     /// Whether the body was not quite JSON and was read with replacements.
     pub repaired: bool,
     flags: Vec<String>,
+    /// Where the members stand in the body, unless that had to be repaired.
+    members: Option<Vec<Member>>,
 }
 
 /// Sampling settings that a request states.
@@ -66,19 +73,33 @@ pub struct SessionFields {
     pub cache_key: Option<String>,
 }
 
+/// Body fields that say what the answer before was worth.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Rating {
+    /// `reward`, -1 to 1.
+    pub reward: Option<f32>,
+    /// `feedback`, words.
+    pub text: Option<String>,
+    /// One of them is there and is none: no number from -1 to 1, no text.
+    pub odd: bool,
+}
+
 /// Body fields that are ours alone and are not handed to the engine.
-pub const OWN_FIELDS: &[&str] = &["session_id", "turn_type", "session_done"];
+pub const OWN_FIELDS: &[&str] = &["session_id", "turn_type", "session_done", "reward", "feedback"];
 
 impl ChatRequest {
     /// Reads a request body. `None` if it is no object with a list of messages.
     pub fn read(body: &[u8]) -> Option<Self> {
         let lenient = json::parse(body)?;
         let repaired = lenient.repaired();
+        let members = span::members(&lenient.text, 0);
         let slice = |name: &str| {
-            let range = span::value(&lenient.text, 0, name)?;
+            let mut members = members.iter().flatten().rev();
+            let range = members.find(|member| member.is(&lenient.text, name))?.value.clone();
             String::from_utf8(lenient.text[range].to_vec()).ok()
         };
         let (messages_text, tools_text) = (slice("messages"), slice("tools"));
+        let members = members.filter(|_| !repaired);
         let Value::Object(mut body) = lenient.value else { return None };
         let Some(Value::Array(messages)) = body.remove("messages") else { return None };
         let options = body.get("stream_options");
@@ -96,18 +117,28 @@ impl ChatRequest {
             settings: Settings::read(&body),
             odd_settings: Settings::NAMES.iter().any(|name| is_odd_number(&body, name)),
             session: SessionFields::read(&body),
+            rating: Rating::read(&body),
             repaired,
             flags: body
                 .iter()
                 .filter(|(_, value)| truth(Some(value)))
                 .map(|(key, _)| key.clone())
                 .collect(),
+            members,
         })
     }
 
     /// Returns whether a member of the request is `true`.
     pub fn asks(&self, name: &str) -> bool {
         self.flags.iter().any(|flag| flag == name)
+    }
+
+    /// Returns where the members of the body stand.
+    pub fn members(&self, body: &[u8]) -> Option<Cow<'_, [Member]>> {
+        match &self.members {
+            Some(members) => Some(Cow::Borrowed(members)),
+            None => span::members(body, 0).map(Cow::Owned),
+        }
     }
 }
 
@@ -142,6 +173,27 @@ impl SessionFields {
             },
             cache_key: text(body, "prompt_cache_key"),
         }
+    }
+}
+
+impl Rating {
+    fn read(body: &Map<String, Value>) -> Self {
+        let given = |name: &str| body.get(name).filter(|value| !value.is_null());
+        let range = -1.0..=1.0;
+        let reward = given("reward").map(|value| value.as_f64().filter(|it| range.contains(it)));
+        let text = given("feedback").map(Value::as_str);
+        let odd = matches!(reward, Some(None)) || matches!(text, Some(None));
+        let text = text.flatten().filter(|text| !text.trim().is_empty());
+        Self {
+            reward: reward.flatten().map(|reward| reward as f32),
+            text: text.map(str::to_owned),
+            odd,
+        }
+    }
+
+    /// Returns whether nothing is said that can be kept.
+    pub fn is_empty(&self) -> bool {
+        self.reward.is_none() && self.text.is_none()
     }
 }
 

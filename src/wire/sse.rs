@@ -39,11 +39,19 @@ impl Event {
     /// Returns the block's bytes without the given ranges of its `data`. A
     /// range that spans a line break takes the break with it.
     pub fn without(&self, spans: &[Range<usize>]) -> Vec<u8> {
+        let edits: Vec<_> = spans.iter().map(|span| (span.clone(), String::new())).collect();
+        self.edited(&edits)
+    }
+
+    /// Returns the block's bytes with ranges of its `data` replaced. The edits are
+    /// in order and do not overlap.
+    pub fn edited(&self, edits: &[(Range<usize>, String)]) -> Vec<u8> {
         let mut kept = Vec::with_capacity(self.raw.len());
         let mut from = 0;
-        for span in spans.iter().filter(|span| !span.is_empty()) {
+        for (span, text) in edits.iter().filter(|(span, _)| !span.is_empty()) {
             let start = self.place(span.start);
             kept.extend_from_slice(&self.raw[from..start.max(from)]);
+            kept.extend_from_slice(text.as_bytes());
             from = self.place(span.end - 1) + 1;
         }
         kept.extend_from_slice(&self.raw[from..]);

@@ -1,8 +1,11 @@
 //! What is asked of the engine, what is read from its answers, what the client
 //! gets of them.
 
+mod dialects;
 mod odd;
 mod streams;
+
+use std::collections::BTreeMap;
 
 use oclaw::capture::{
     Captured, Dialect, Ending, Outcome, Prepared, Relay, StreamCapture, prepare, read_answer,

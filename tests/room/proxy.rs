@@ -1,10 +1,14 @@
 //! The proxy over real sockets, in front of a scripted engine.
 
+mod captures;
 mod days;
 mod doors;
+mod engines;
 mod failures;
 mod large;
+mod limits;
 mod odd;
+mod ratings;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +17,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use oclaw::engine::{Engine, EngineOptions};
 use oclaw::journal::{self, Roll, Sync};
-use oclaw::proxy::{self, Error, Keys, Limits, Options, Running};
+use oclaw::proxy::{self, Backend, Error, Keys, Limits, Options, Running};
 use oclaw::table::{Provenance, read_turns};
 use oclaw::trajectory::Turn;
 use oclaw::trajectory::words::{
@@ -38,8 +42,7 @@ struct Rig {
 async fn options(upstream: &FakeUpstream, spool: &Path) -> Options {
     Options {
         listen: "127.0.0.1:0".parse().unwrap(),
-        engine: Engine::attach(EngineOptions::new(upstream.url())).await.unwrap(),
-        engine_key: None,
+        engines: vec![backend(upstream).await],
         forward_authorization: false,
         keys: Keys::default(),
         control: Keys::default(),
@@ -51,7 +54,6 @@ async fn options(upstream: &FakeUpstream, spool: &Path) -> Options {
             compact: 1 << 30,
             provenance: Provenance::default(),
         },
-        temperature: Some(1.0),
         session_idle: Duration::from_secs(1800),
         flush_open: true,
         limits: Limits {
@@ -61,8 +63,16 @@ async fn options(upstream: &FakeUpstream, spool: &Path) -> Options {
             silence: Duration::from_secs(20),
             hold: Duration::from_secs(20),
             drain: Duration::from_secs(20),
+            health: Duration::from_millis(20),
+            ..Limits::default()
         },
+        request_log: None,
     }
+}
+
+async fn backend(upstream: &FakeUpstream) -> Backend {
+    let engine = Engine::attach(EngineOptions::new(upstream.url())).await.unwrap();
+    Backend { temperature: Some(1.0), ..Backend::new(engine) }
 }
 
 impl Rig {

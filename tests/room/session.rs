@@ -6,8 +6,6 @@ use oclaw::session::identity::{is_envelope, without_envelope};
 use oclaw::session::{Arrival, Closed, Counted, History, Incoming, Key, Limits, Source, Tracker};
 use serde_json::{Value, json};
 
-use crate::harness::fixture;
-
 const MINUTE: i64 = 60_000_000;
 
 /// A tracker with a clock and a client.
@@ -28,9 +26,19 @@ struct Who {
     done: bool,
 }
 
+fn limits() -> Limits {
+    Limits {
+        idle: 30 * MINUTE,
+        retention: 720 * MINUTE,
+        turns: 1000,
+        open: 100_000,
+        open_bytes: usize::MAX,
+    }
+}
+
 impl Talk {
     fn new() -> Self {
-        let limits = Limits { idle: 30 * MINUTE, retention: 720 * MINUTE, turns: 1000 };
+        let limits = limits();
         Self {
             tracker: Tracker::new(limits),
             now: 0,
@@ -330,6 +338,47 @@ fn memory_levels_off() {
 }
 
 #[test]
+fn too_many_open_turns_do_not_wait_any_longer() {
+    let mut talk = Talk::new();
+    talk.tracker = Tracker::new(Limits { open: 10, open_bytes: 1000, ..limits() });
+    let ask = |talk: &mut Talk, number: usize, bytes: usize| {
+        let turn =
+            talk.turn(&named(&format!("s{number}")), &json!([user(&number.to_string())]), "hi");
+        talk.tracker.weigh(&turn.id, bytes);
+        turn
+    };
+    let first: Vec<_> = (0..10).map(|number| ask(&mut talk, number, 1)).collect();
+    assert_eq!(talk.tracker.expire(talk.now), []);
+    ask(&mut talk, 10, 1);
+    // The oldest two make room; their sessions are not over.
+    let closed = talk.tracker.expire(talk.now);
+    let early = |turn: &Arrival| Closed { turn_id: turn.id.clone(), session_end: false };
+    assert_eq!(closed, [early(&first[0]), early(&first[1])]);
+    assert_eq!((talk.tracker.open(), talk.tracker.hurried()), (9, 2));
+    // One large one is as much as many small ones.
+    let large = ask(&mut talk, 11, 1001);
+    let closed = talk.tracker.expire(talk.now);
+    assert_eq!((closed.len(), closed.last()), (10, Some(&early(&large))));
+    assert_eq!((talk.tracker.open(), talk.tracker.hurried()), (0, 12));
+    // What comes later is late, and goes on with the session.
+    let later = json!([user("0"), said("hi"), user("more")]);
+    let next = talk.ask(&named("s0"), &later);
+    assert_eq!((next.turn, next.counted), (2, Some(Counted::Late)));
+}
+
+#[test]
+fn sessions_of_which_nothing_was_recorded_are_forgotten() {
+    let mut talk = Talk::new();
+    for number in 0..1_500 {
+        let arrival = talk.ask(&named(&format!("s{number}")), &json!([user("x")]));
+        talk.tracker.finish(&arrival.id, false, talk.now);
+    }
+    talk.tracker.expire(talk.now);
+    let text = format!("{:?}", talk.tracker);
+    assert!(text.len() < 1_000 && !text.contains("\"s1\""), "{}", text.len());
+}
+
+#[test]
 fn envelopes_are_no_messages() {
     let envelope =
         "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nsecret\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>";
@@ -352,85 +401,4 @@ fn keys_survive_being_written() {
     assert_eq!(Key::parse(&key.to_string()), Some(key));
     assert_ne!(key, Key::default());
     assert_eq!(Key::parse("nonsense"), None);
-}
-
-/// Replays recorded requests of a client and compares with the right pairing,
-/// which stands in `fixtures/captures/README.md`.
-#[test]
-fn real_requests_pair_as_they_should() {
-    let expected = [
-        (1, "main alpha", "user: No, shorter please. Please LIST the files"),
-        (2, "main alpha", "tool: AGENTS.md"),
-        (3, "main alpha", "user: BOTH: list files and read MISSING.txt"),
-        (1, "main beta", "user: That is right, thanks"),
-        (4, "main alpha", "tool: AGENTS.md|tool: File not found"),
-        (5, "main alpha", "user: Thanks, great"),
-        (6, "main alpha", ""),
-        (2, "main beta", ""),
-    ];
-    for setting in ["default", "affinity"] {
-        let text = std::fs::read_to_string(fixture(&format!(
-            "captures/openclaw-2026.9.6-{setting}.jsonl"
-        )));
-        let requests: Vec<Value> =
-            text.unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let mut talk = Talk::new();
-        let mut arrivals = Vec::new();
-        for (number, request) in requests.iter().enumerate() {
-            let affinity = request["headers"]["x-session-affinity"].as_str();
-            let session =
-                affinity.map(|id| (id.rsplit_once(':').unwrap().0.to_owned(), Source::Affinity));
-            let who = Who { session, address: Some("127.0.0.1".to_owned()), ..Who::default() };
-            let arrival = talk.ask(&who, &request["body"]["messages"]);
-            talk.answer(&arrival, &answer_to(number, &requests));
-            arrivals.push(arrival);
-        }
-        let alpha = &arrivals[0].session_id;
-        let beta = &arrivals[3].session_id;
-        assert_ne!(alpha, beta);
-        if setting == "affinity" {
-            assert_eq!([alpha.as_str(), beta.as_str()], ["alpha-1", "beta-2"]);
-        }
-        for (number, (turn, line, next)) in expected.into_iter().enumerate() {
-            let arrival = &arrivals[number];
-            let name = if arrival.session_id == *alpha { "alpha" } else { "beta" };
-            assert_eq!(
-                (arrival.turn, format!("{} {name}", arrival.branch).as_str()),
-                (turn, line),
-                "{setting} {number}"
-            );
-            let found = talk.next.get(&arrival.id).cloned().unwrap_or_default();
-            let wanted: Vec<_> = next.split('|').filter(|part| !part.is_empty()).collect();
-            assert_eq!(found.len(), wanted.len(), "{setting} {number}: {found:?}");
-            for (message, wanted) in found.iter().zip(wanted) {
-                let (role, part) = wanted.split_once(": ").unwrap();
-                assert_eq!(message["role"], role, "{setting} {number}");
-                assert!(
-                    message["content"].as_str().unwrap().contains(part),
-                    "{setting} {number}: {message}"
-                );
-            }
-        }
-    }
-}
-
-/// Finds the answer to a request in the history of the next one that holds it,
-/// with the tool-call ids as the server had sent them.
-fn answer_to(number: usize, requests: &[Value]) -> Value {
-    let messages = |request: &Value| {
-        let messages = request["body"]["messages"].as_array().unwrap().clone();
-        messages.into_iter().filter(|message| !is_envelope(message)).collect::<Vec<_>>()
-    };
-    let asked = messages(&requests[number]);
-    for later in &requests[number + 1..] {
-        let history = messages(later);
-        if history.len() > asked.len() && history[1..asked.len()] == asked[1..] {
-            let text = history[asked.len()].to_string();
-            let sent =
-                [("calla12", "call_a1_2"), ("calla15", "call_a1_5"), ("callb25", "call_b2_5")];
-            let text = sent.iter().fold(text, |text, (now, then)| text.replace(now, then));
-            return serde_json::from_str(&text).unwrap();
-        }
-    }
-    said(&format!("Answer {}: here you are.", number + 1))
 }

@@ -1,0 +1,229 @@
+//! How much of everything there may be, and who pays for it.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::*;
+
+async fn code(response: Response) -> (u16, String, Option<String>) {
+    let status = response.status().as_u16();
+    let retry = response.headers().get("retry-after").map(|it| it.to_str().unwrap().to_owned());
+    let body: Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
+    (status, body["error"]["code"].as_str().unwrap().to_owned(), retry)
+}
+
+#[tokio::test]
+async fn headers_have_a_limit() {
+    let script = |_: &Seen| json(200, &answer("x"));
+    let rig = Rig::start(Speaks::Sglang, script, |options| options.limits.headers = 2000).await;
+    let chat = |bytes: usize| rig.chat(&ask("hi")).header("x-much", "x".repeat(bytes)).send();
+    assert_eq!(chat(1000).await.unwrap().status(), 200);
+    let refused = code(chat(2000).await.unwrap()).await;
+    assert_eq!(refused, (431, "headers_too_large".to_owned(), None));
+    // The path counts as well, and every route has the limit.
+    let long = rig.get(&format!("/metrics?{}", "x".repeat(2000))).send().await.unwrap();
+    assert_eq!(long.status(), 431);
+    assert_eq!(rig.upstream.chats().len(), 1);
+}
+
+#[tokio::test]
+async fn so_many_requests_at_a_time_and_no_more() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let script = move |_: &Seen| {
+        let mut steps = whole_stream();
+        steps.insert(2, Step::Hold(held.clone()));
+        steps
+    };
+    let rig = Rig::start(Speaks::Sglang, script, |options| options.limits.streams = 2).await;
+    let mut running = Vec::new();
+    for name in ["one", "two"] {
+        let mut response = rig.chat(&ask_stream(name)).send().await.unwrap();
+        until(&mut response, "\"a\"").await;
+        running.push(response);
+    }
+    assert!(rig.metrics().await.contains("oclaw_running_requests 2\n"));
+    for path in ["/v1/chat/completions", "/v1/embeddings"] {
+        let refused = rig.post(path, &ask("three")).send().await.unwrap();
+        let expected = (503, "too_many_streams".to_owned(), Some("1".to_owned()));
+        assert_eq!(code(refused).await, expected);
+    }
+    gate.open();
+    for response in running {
+        response.text().await.unwrap();
+    }
+    assert_eq!(rig.chat(&ask_stream("four")).send().await.unwrap().status(), 200);
+    let metrics = rig.metrics().await;
+    assert!(metrics.contains("oclaw_skipped_total{reason=\"too_many_streams\"} 1\n"), "{metrics}");
+}
+
+#[tokio::test]
+async fn bodies_that_wait_have_a_limit_together() {
+    let script = |_: &Seen| json(200, &answer("x"));
+    let rig = Rig::start(Speaks::Sglang, script, |options| options.limits.queue = 100_000).await;
+    rig.post("/oclaw/pause", &json!({})).send().await.unwrap();
+    let large = ask(&"x".repeat(60_000));
+    let waiting = tokio::spawn(rig.chat(&large).send());
+    let queued = async {
+        while !rig.metrics().await.contains("oclaw_queued_bytes 60") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), queued).await.unwrap();
+    let refused = code(rig.chat(&large).send().await.unwrap()).await;
+    assert_eq!(refused, (503, "queue_full".to_owned(), Some("1".to_owned())));
+    rig.post("/oclaw/resume", &json!({})).send().await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap().status(), 200);
+    assert!(rig.metrics().await.contains("oclaw_queued_bytes 0\n"));
+    assert_eq!(rig.chat(&large).send().await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    let rig = Rig::start(
+        Speaks::Sglang,
+        |_| json(200, &answer("x")),
+        |options| options.limits.silence = Duration::from_millis(50),
+    )
+    .await;
+    let mut stream = TcpStream::connect(rig.running.address).await.unwrap();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = [0; 32];
+    let count = stream.read(&mut answer).await.unwrap();
+    assert!(answer[..count].starts_with(b"HTTP/1.1 408 "));
+}
+
+/// Sends more than all buffers on the way hold.
+fn flood(_: &Seen) -> Vec<Step> {
+    let piece = event(&bare(&"z".repeat(1 << 20)));
+    let mut steps = vec![stream_head()];
+    steps.extend(std::iter::repeat_n(piece, 48));
+    steps.extend([event(&finish()), done(), Step::End]);
+    steps
+}
+
+async fn asked(rig: &Rig, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(rig.running.address).await.unwrap();
+    let body = ask_stream(text).to_string();
+    let length = body.len();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_takes_nothing_is_given_up() {
+    let rig = Rig::start(Speaks::Generic, flood, |options| {
+        options.limits.silence = Duration::from_millis(300)
+    })
+    .await;
+    let stuck = asked(&rig, "stuck").await;
+    rig.upstream.wait_for_hang_ups(1);
+    drop(stuck);
+    let rows = rig.rows().await;
+    assert_eq!((rows.len(), rows[0].status), (1, Status::Aborted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_reader_holds_up_its_own_stream_only() {
+    let script = |seen: &Seen| match seen.text().contains("slow") {
+        true => flood(seen),
+        false => whole_stream(),
+    };
+    let rig = Rig::start(Speaks::Generic, script, |_| {}).await;
+    let mut slow = asked(&rig, "slow").await;
+    rig.upstream.wait(|seen| seen.iter().any(Seen::is_chat));
+    for number in 0..20 {
+        let response = rig.chat(&ask_stream(&number.to_string())).send().await.unwrap();
+        assert!(response.text().await.unwrap().ends_with("[DONE]\n\n"));
+    }
+    // What waits for it is not here: the engine has to wait.
+    let from_engine = {
+        let metrics = rig.metrics().await;
+        let line = metrics.lines().find(|line| line.starts_with("oclaw_upstream_bytes_total"));
+        line.unwrap().rsplit(' ').next().unwrap().parse::<usize>().unwrap()
+    };
+    assert!(from_engine < 24 << 20, "{from_engine}");
+    let mut taken = 0;
+    let mut buffer = vec![0; 1 << 20];
+    while taken < 48 << 20 {
+        taken += slow.read(&mut buffer).await.unwrap();
+    }
+    drop(slow);
+    let rows = rig.rows().await;
+    assert_eq!(rows.len(), 21);
+    assert!(rows.iter().all(|row| row.status == Status::Complete));
+}
+
+#[derive(Clone, Default)]
+struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_line_about_each_request_and_no_word_of_it() {
+    let lines = Lines::default();
+    let log = proxy::RequestLog::to(Box::new(lines.clone())).unwrap();
+    let script = |seen: &Seen| match seen.text().contains("\"stream\":true") {
+        true => whole_stream(),
+        false => json(200, &answer("canary answer")),
+    };
+    let rig = Rig::start(Speaks::Sglang, script, |options| {
+        options.request_log = Some(log);
+        options.keys = Keys::new([("ann".to_owned(), SecretString::from("canary-key"))]);
+    })
+    .await;
+    let whole = rig.chat(&ask("canary question")).bearer_auth("canary-key");
+    let whole = whole.header("x-session-id", "s\n1").send();
+    // Such a header cannot be sent at all.
+    assert!(whole.await.is_err());
+    let whole = rig.chat(&ask("canary question")).bearer_auth("canary-key");
+    let whole = whole.header("x-session-id", "s-1").send().await.unwrap();
+    assert!(whole.headers().contains_key("content-length"));
+    let turn_id = whole.headers()["x-oclaw-turn-id"].to_str().unwrap().to_owned();
+    let size = whole.text().await.unwrap().len();
+    let stream = rig.chat(&ask_stream("canary question")).bearer_auth("canary-key").send();
+    stream.await.unwrap().text().await.unwrap();
+    rig.chat(&ask("x")).bearer_auth("canary-wrong").send().await.unwrap().text().await.unwrap();
+    rig.get("/metrics?canary")
+        .bearer_auth("canary-key")
+        .send()
+        .await
+        .unwrap()
+        .text()
+        .await
+        .unwrap();
+    let url = rig.upstream.url();
+    rig.rows().await;
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert!(!text.contains("canary"), "{text}");
+    let found: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |status: u64, path: &str| -> &Value {
+        let mut fits = found.iter().filter(|line| line["status"] == status && line["path"] == path);
+        fits.next().unwrap_or_else(|| panic!("{text}"))
+    };
+    assert_eq!(found.len(), 4, "{text}");
+    let chat = of(200, "/v1/chat/completions");
+    assert_eq!(chat["turn_id"], turn_id);
+    assert_eq!((&chat["session_id"], &chat["client"]), (&json!("s-1"), &json!("ann")));
+    assert_eq!((&chat["method"], &chat["address"]), (&json!("POST"), &json!("127.0.0.1")));
+    assert_eq!((&chat["bytes_out"], &chat["whole"]), (&json!(size), &json!(true)));
+    assert_eq!((&chat["engine"], &chat["code"]), (&json!(url), &Value::Null));
+    assert!(chat["ms"].as_f64() >= chat["first_ms"].as_f64());
+    assert_eq!(found[1]["whole"], true);
+    let refused = of(401, "/v1/chat/completions");
+    assert_eq!((&refused["code"], &refused["client"]), (&json!("invalid_api_key"), &Value::Null));
+    assert_eq!(of(200, "/metrics")["turn_id"], Value::Null);
+}
