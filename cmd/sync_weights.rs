@@ -65,7 +65,9 @@ pub(crate) struct Args {
     #[arg(value_name = "POLICY", required_unless_present = "follow")]
     policy: Option<PathBuf>,
     /// Push what `latest` of this folder names, whenever it moves, until a signal
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["policy", "version", "receipt", "rollback", "force", "wait"])]
+    // That it stands beside no POLICY is said below: what goes with it alone would else
+    // pass beside a POLICY.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["version", "receipt", "rollback", "force", "wait"])]
     follow: Option<PathBuf>,
     /// How often to look; what failed waits twice as long each time, a minute at most
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval, requires = "follow")]
@@ -116,7 +118,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let given = match (&args.follow, &args.policy) {
         (Some(folder), None) => return context.block_on(follow::follow(&args, context, folder)),
         (None, Some(policy)) => policy,
-        // The parser lets just one of them through, but for those of a file.
+        // The parser lets both of them through.
         _ => return Err(Failure::usage("give either POLICY or `--follow FOLDER`").into()),
     };
     if args.rollback {

@@ -108,4 +108,8 @@ fn what_is_typed_is_refused_without_a_folder_to_follow() {
         let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
         assert!(said.contains("--follow <FOLDER>"), "{words:?}: {said}");
     }
+    let both = ["sync-weights", "policy", "--follow", ".", "--engine", "http://127.0.0.1:1"];
+    let output = oclaw().args(both).current_dir(folder.path()).assert().code(2);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("give either POLICY or `--follow FOLDER`"), "{said}");
 }

@@ -49,6 +49,7 @@ NCCL_DEBUG = "WARN"
 kind = "slurm"
 partition = "gpu"
 args = ["--time=24:00:00"]
+poll = "2m"
 "#;
 
 #[test]
@@ -74,6 +75,7 @@ fn a_node_is_read_whole() {
     assert_eq!(plan.values("loop", "without").unwrap(), ["hint"]);
     assert_eq!(plan.scheduler.kind, Kind::Slurm);
     assert_eq!(plan.scheduler.args, ["--time=24:00:00"]);
+    assert_eq!(plan.scheduler.poll, Some(Duration::from_secs(120)));
     assert_eq!(parse("").scheduler.kind, Kind::Local);
 }
 
@@ -139,7 +141,7 @@ fn what_is_wrong_has_its_line() {
             "[scheduler]\nkind = \"ray\"\npartition = \"x\"",
             "line 3: this kind of scheduler has no `partition`",
         ),
-        ("[scheduler]\npoll = \"1s\"", "line 2: this kind of scheduler has no `poll`"),
+        ("[scheduler]\npoll = \"1m\"", "line 2: this kind of scheduler has no `poll`"),
         (
             "[scheduler]\nport = 1",
             "line 2: no setting `port` in `[scheduler]`; settings are `address`, `args`, `kind`, `partition`, `poll`",
