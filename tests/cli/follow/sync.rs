@@ -100,7 +100,7 @@ fn what_cannot_be_followed_is_said() {
     );
     refused(&none, url, &[], &no_folder);
     let beside = |other: &str| format!("'--follow <FOLDER>' cannot be used with '{other}'");
-    refused(folder.path(), url, &["latest"], &beside("[POLICY]"));
+    refused(folder.path(), url, &["latest"], "give either POLICY or `--follow FOLDER`");
     refused(folder.path(), url, &["--force"], &beside("--force"));
     refused(folder.path(), url, &["--wait", "1"], &beside("--wait <SECONDS>"));
     publish(folder.path(), 1);
