@@ -11,11 +11,26 @@ pub(super) struct Head {
 }
 
 impl Head {
+    /// Starts one. Ray gives its own processes half a minute, which is little on a busy
+    /// machine: it gets a second and a third try.
     pub(super) fn start(packages: &Path) -> Self {
+        let mut said = String::new();
+        for _ in 0..3 {
+            match Self::try_start(packages) {
+                Ok(head) => return head,
+                Err(problem) => said = problem,
+            }
+        }
+        panic!("{said}");
+    }
+
+    fn try_start(packages: &Path) -> Result<Self, String> {
         // Its sockets must have short names.
         let folder = tempfile::Builder::new().prefix("ray").tempdir_in("/tmp").unwrap();
         // Below the ports of its workers, which start at 10002, is none of them.
         let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
+        // Whatever was started ends with it, also where not all of it comes up.
+        let head = Self { url: format!("http://127.0.0.1:{}", ports[1]), folder };
         let started = Command::new("python3")
             .args(["-m", "ray.scripts.scripts", "start", "--head", "--disable-usage-stats"])
             .args(["--node-ip-address", "127.0.0.1", "--port", &ports[0].to_string()])
@@ -26,14 +41,15 @@ impl Head {
             // What a job runs in asks for none; workers would be started for each.
             .args(["--num-cpus", "0", "--num-gpus", "2", "--object-store-memory", "80000000"])
             .arg("--temp-dir")
-            .arg(folder.path())
+            .arg(head.folder.path())
             .env("PYTHONPATH", packages)
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&started.stderr).into_owned();
-        assert!(started.status.success(), "{said}");
-        Self { url: format!("http://127.0.0.1:{}", ports[1]), folder }
+        match started.status.success() {
+            true => Ok(head),
+            false => Err(String::from_utf8_lossy(&started.stderr).into_owned()),
+        }
     }
 }
 
