@@ -102,10 +102,18 @@ impl Supervisor {
         std::mem::take(&mut self.told)
     }
 
-    /// Returns the name of a process that chats depend on and that cannot work.
+    /// Returns the name of a process that chats depend on and that cannot work. Of
+    /// several engines the others go on.
     pub fn broken(&self) -> Option<&str> {
-        let broken = |it: &&Watched| it.child.vital && it.phase == Phase::GivenUp;
-        self.watched.iter().find(broken).map(|it| it.child.name.as_str())
+        let of = |tier: Tier| {
+            self.watched.iter().filter(move |it| it.child.vital && it.child.tier == tier)
+        };
+        let given_up = |it: &&Watched| it.phase == Phase::GivenUp;
+        let engines = of(Tier::Engine);
+        let serve = of(Tier::Serve).find(given_up);
+        let engine =
+            engines.clone().find(given_up).filter(|_| engines.clone().all(|it| given_up(&it)));
+        serve.or(engine).map(|it| it.child.name.as_str())
     }
 
     /// Whether a process cannot do its work: it is not started any more, or ended each
@@ -168,13 +176,19 @@ impl Supervisor {
     /// Whether those before a process are ready. Chats have to be served once before
     /// the stages begin; what is served needs its engines each time.
     fn is_open(&self, index: usize) -> bool {
-        let ready = |tier: Tier, test: fn(&Watched) -> bool| {
-            self.watched.iter().filter(|it| it.child.tier == tier && it.child.vital).all(test)
+        let of = |tier: Tier| {
+            self.watched.iter().filter(move |it| it.child.vital && it.child.tier == tier)
         };
         match self.watched[index].child.tier {
             Tier::Engine => true,
-            Tier::Serve => ready(Tier::Engine, |it| it.phase == Phase::Up),
-            Tier::Stage => ready(Tier::Serve, |it| it.was_ready),
+            // Of several engines one that has ended meanwhile is done without.
+            Tier::Serve => {
+                let known = |it: &Watched| it.was_ready || it.phase == Phase::GivenUp;
+                let up = |it: &Watched| it.phase == Phase::Up;
+                of(Tier::Engine).all(|it| up(it) || known(it))
+                    && (of(Tier::Engine).next().is_none() || of(Tier::Engine).any(up))
+            }
+            Tier::Stage => of(Tier::Serve).all(|it| it.was_ready),
         }
     }
 

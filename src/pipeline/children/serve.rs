@@ -6,17 +6,19 @@ use super::{Cast, FRONT, SERVE_TIMEOUT, Tier, front, path, policy_engines};
 impl Cast<'_> {
     pub(super) fn serve(&self) -> Result<Child, Error> {
         let front = front(self.given)?;
-        let engine = self.engine_of_serve()?;
+        let engines = self.engines_of_serve()?;
         let mut argv = self.command("serve");
         let planned = self.plan.engines_for(Serves::Policy).next().is_some();
         // What a flag asks of others has to stand beside it on the command line.
         match (self.given)("serve", "model").filter(|_| !planned) {
             Some(model) => {
-                let listen = engine.trim_start_matches("http://").to_owned();
+                let listen = engines[0].trim_start_matches("http://").to_owned();
                 let words = ["--model".to_owned(), model, "--engine-listen".to_owned(), listen];
                 argv.extend(words);
             }
-            None => argv.extend(["--engine".to_owned(), engine]),
+            None => {
+                argv.extend(engines.iter().flat_map(|url| ["--engine".to_owned(), url.clone()]));
+            }
         }
         let listen = (self.given)("serve", "listen").unwrap_or_else(|| FRONT.to_owned());
         let spool = path(&self.wishes.run.turns())?;
@@ -27,41 +29,28 @@ impl Cast<'_> {
         Ok(child)
     }
 
-    /// Returns the engine that it stands before. Of several that serve `policy` it
-    /// cannot choose: they get the weights, and chats go to what stands before them.
-    fn engine_of_serve(&self) -> Result<String, Error> {
-        let wanting = |problem: String| Err(Error::Wanting { problem });
+    /// Returns the engines that it stands before: those that serve `policy`. Several of
+    /// them may have a router before them, which then gets the chats, and they the
+    /// weights.
+    fn engines_of_serve(&self) -> Result<Vec<String>, Error> {
+        let wanting = |problem: &str| Err(Error::Wanting { problem: problem.to_owned() });
         let planned = self.plan.engines_for(Serves::Policy).count();
-        let own = self.given("serve", &["engine", "model"]);
-        match (planned, (self.given)("serve", "engine")) {
-            (2.., Some(router)) => return Ok(router),
-            (2.., None) => {
-                return wanting(format!(
-                    "{planned} of `[engines]` serve `policy`, and `serve` stands before one \
-                     address: name that of a router before them, `[serve] engine = URL`"
-                ));
-            }
-            (1, _) if own => {
+        match (self.given)("serve", "engine") {
+            Some(router) if planned > 1 => return Ok(vec![router]),
+            _ if planned > 0 && self.given("serve", &["engine", "model"]) => {
                 return wanting(
                     "`[serve]` has an engine of its own, and `[engines]` another for it: leave \
-                     one out"
-                        .to_owned(),
+                     one out",
                 );
             }
             _ => {}
         }
-        let mut engines = policy_engines(self.plan, self.given).into_iter();
-        match (engines.next(), engines.next()) {
-            (Some(engine), None) => Ok(engine),
-            (Some(_), Some(_)) => wanting(
-                "`[serve] engine` names several, and `serve` stands before one: name a router, \
-                 and each engine as `[engines.NAME]`"
-                    .to_owned(),
-            ),
-            (None, _) => wanting(
+        let engines = policy_engines(self.plan, self.given);
+        match engines.is_empty() {
+            false => Ok(engines),
+            true => wanting(
                 "nobody answers the chats: write `[serve] model = DIR`, or an `[engines.NAME]` \
-                 that serves `policy`"
-                    .to_owned(),
+                 that serves `policy`",
             ),
         }
     }
