@@ -184,11 +184,12 @@ impl Answers {
         }
     }
 
-    /// Says who servers of one model are: their dialect, the model and, where they
-    /// tell it, the version of its weights. Their addresses are no part of it, for
-    /// those change, and whoever of them answers, it is the same model. `typed` is how
-    /// the user named them, for a dry run to recognise them. Servers of several kinds, which may
-    /// sample otherwise, are all named. It is an error if their weights differ.
+    /// Says who servers of one model are: the model and, where they tell it, the
+    /// version of its weights. Their addresses and kinds are no part of it: whoever of
+    /// them answers, it is asked the same of the same model, and who was there must
+    /// make no difference to what is found. `typed` is how the user named them, for a
+    /// dry run to recognise them. Where only one that is away tells the version, it is
+    /// the one that it told last. It is an error if their weights differ.
     pub(crate) async fn of_pool<'t>(
         &self,
         pool: &Pool,
@@ -205,18 +206,27 @@ impl Answers {
             }
             Ok(weights) => weights,
         };
-        let dialects: Vec<_> = pool.dialects().iter().map(|dialect| dialect.as_str()).collect();
-        let whom = json!({
-            "dialect": dialects.join("+"),
-            "model": pool.model(),
-            "weights": weights,
-        });
-        // Who was not met may be anybody.
         let reached = pool.reached();
-        for typed in typed.filter(|(url, _)| reached.contains(url)) {
+        let (there, away): (Vec<_>, Vec<_>) = typed.partition(|(url, _)| reached.contains(url));
+        let weights = weights.or_else(|| {
+            let weights = away.into_iter().find_map(|typed| self.told_by(typed, pool))?;
+            pool.expect_weights(&weights);
+            Some(weights)
+        });
+        let whom = json!({"model": pool.model(), "weights": weights});
+        // Who was not met may be anybody.
+        for typed in there {
             self.keep_as("engine", met(typed).vote(0), &whom).await;
         }
         Ok(whom)
+    }
+
+    /// Returns the version of the weights that a server of this model told when it
+    /// was last asked.
+    fn told_by(&self, typed: (&str, Option<&str>), pool: &Pool) -> Option<String> {
+        let whom: Value = self.find(&met(typed).vote(0))?;
+        let same = whom["model"].as_str() == pool.model().as_deref();
+        whom["weights"].as_str().filter(|_| same).map(str::to_owned)
     }
 
     /// Says who the first of these servers that is known was when last asked. Does

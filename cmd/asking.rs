@@ -7,12 +7,13 @@ mod following;
 mod prompts;
 pub(crate) mod stage;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use oclaw::engine::{EngineOptions, Pool};
+use oclaw::engine::{Dialect, EngineOptions, Pool};
 use serde_json::{Value, json};
 
 pub(crate) use asker::{Asker, Calls, characters};
@@ -30,6 +31,13 @@ use crate::visible::visible;
 
 /// Type of a model's products in this process: that of its checkpoint.
 const DTYPE: &str = "auto";
+
+/// Calls under way at once. A stage cannot do more of them in the time that one
+/// takes, and what batches its requests is hardly slower for so many.
+const AT_ONCE: u32 = 64;
+/// The same for what answers a few at a time: the others would wait there, within the
+/// limit of their call.
+const FEW_AT_ONCE: u32 = 16;
 
 /// Whom to ask, and how.
 #[derive(clap::Args, Debug)]
@@ -54,9 +62,9 @@ pub(crate) struct Asking {
     /// Further tries of a call that failed for a passing reason
     #[arg(long, value_name = "N", default_value_t = 2)]
     retries: u32,
-    /// Calls under way at once, at all servers together
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) at_once: u32,
+    /// Calls under way at once, at all servers together [default: 64; 16 for llama.cpp and --model]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    at_once: Option<u32>,
     #[command(flatten)]
     pub(crate) prompts: PromptFlags,
     #[command(flatten)]
@@ -129,6 +137,12 @@ impl Asking {
         })
     }
 
+    /// Returns how many calls may be under way at once.
+    fn at_once(&self, pool: &Pool) -> usize {
+        let few = self.model.is_some() || pool.dialects().contains(&Dialect::LlamaCpp);
+        self.at_once.unwrap_or(if few { FEW_AT_ONCE } else { AT_ONCE }) as usize
+    }
+
     fn options(&self, url: String) -> EngineOptions {
         let mut options = EngineOptions::new(url);
         options.timeout = Duration::from_secs_f64(self.timeout);
@@ -151,9 +165,37 @@ fn say_limits(pool: &Pool, context: &Context) {
     }
 }
 
+/// Most different reasons that are counted one by one: a server may name each request
+/// in its own.
+const MOST_REASONS: usize = 100;
+
+/// Counts a failure by its reason.
+pub(crate) fn count_reason(counts: &mut BTreeMap<String, u64>, reason: String) {
+    let known = counts.len() < MOST_REASONS || counts.contains_key(&reason);
+    let reason = if known { reason } else { "other reasons".to_owned() };
+    *counts.entry(reason).or_default() += 1;
+}
+
 /// Returns an empty closing table.
 pub(crate) fn closing_table() -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_that_are_all_different_are_not_all_kept() {
+        let mut counts = BTreeMap::new();
+        for number in 0..1000 {
+            count_reason(&mut counts, format!("request {number}"));
+            count_reason(&mut counts, "timeout".to_owned());
+        }
+        assert_eq!(counts.len(), MOST_REASONS + 1);
+        assert_eq!(counts["timeout"], 1000);
+        assert_eq!(counts["other reasons"], 1000 - (MOST_REASONS as u64 - 1));
+    }
 }

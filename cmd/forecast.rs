@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::answers::Answers;
 use crate::asking::{self, Asking, characters};
 use crate::common::Printing as _;
-use crate::spending::{Budget, Meter, guess};
+use crate::spending::{Budget, Meter, Tokens, guess};
 
 /// A count of what asking would come to.
 pub(crate) struct Forecast<'a> {
@@ -29,7 +29,7 @@ pub(crate) struct Expected {
     pub(crate) prompt_tokens: u64,
     /// Of answers, at most.
     pub(crate) answer_tokens: u64,
-    /// What `--max-requests` would leave out.
+    /// What the budget would leave out, were every answer as long as it may be.
     pub(crate) left_out: u64,
 }
 
@@ -62,10 +62,13 @@ impl<'a> Forecast<'a> {
             self.expected.left_out += 1;
             return;
         }
+        let prompts = calls * guess(characters(messages));
+        let answers = calls * u64::from(self.asking.max_tokens);
+        self.meter.tokens(Tokens::known(prompts, answers));
         self.expected.hits += hits;
         self.expected.calls += calls;
-        self.expected.prompt_tokens += calls * guess(characters(messages));
-        self.expected.answer_tokens += calls * u64::from(self.asking.max_tokens);
+        self.expected.prompt_tokens += prompts;
+        self.expected.answer_tokens += answers;
     }
 
     /// Prints the count.
@@ -97,7 +100,7 @@ pub(crate) fn print(
         table.add_row(["cost, at most".to_owned(), format!("{cost:.6}")]);
     }
     if expected.left_out > 0 {
-        table.add_row(["left out: budget of calls".to_owned(), expected.left_out.to_string()]);
+        table.add_row(["left out: budget, at most".to_owned(), expected.left_out.to_string()]);
     }
     writeln!(std::io::stdout(), "{table}").printed()?;
     Ok(())

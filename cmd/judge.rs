@@ -62,6 +62,13 @@ const NEEDED: Needed = Needed { built_in: judge::PROMPT, words: &["\\boxed"] };
 /// table are taken; no table is written. Exit code 3 means that some label has no turn
 /// or its turn no score.
 ///
+/// `--at-once` calls are under way together, so that a file takes no less than its
+/// calls, divided by that, times the seconds of one. 64 keep a server busy that
+/// batches its requests (SGLang, vLLM, a gateway); more help as long as its answers
+/// do not slow down, fewer keep clear of a gateway's limit. llama.cpp and a model in
+/// this process answer a few at a time and get 16. Memory grows with the calls under
+/// way, not with the file.
+///
 /// Answers are kept in a file (`--cache`) under what was asked of which model, so
 /// that a run that was killed, or is made again, asks only what nobody answered
 /// yet, and a server that is away is missed only by a question that no kept answer

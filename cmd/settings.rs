@@ -6,6 +6,7 @@
 //! the same name. What the subcommand gets is an ordinary clap struct.
 
 mod environment;
+mod needed;
 mod place;
 mod reference;
 
@@ -54,7 +55,7 @@ fn parse_from(command: Command, argv: Vec<OsString>) -> Result<Parsed, clap::Err
         file.translate(&command).map_err(plain)?;
     }
     let mut described = file.apply(command.clone()).map_err(plain)?;
-    let mut matches = described.clone().try_get_matches_from(&argv)?;
+    let (mut matches, mut added) = needed::matches(&described, &argv, &file)?;
     let overruled = file.overruled(&described, &matches);
     if !overruled.is_empty() {
         notes.extend(overruled.into_iter().map(|(key, note)| {
@@ -62,9 +63,9 @@ fn parse_from(command: Command, argv: Vec<OsString>) -> Result<Parsed, clap::Err
             note
         }));
         described = file.apply(command).map_err(plain)?;
-        matches = described.clone().try_get_matches_from(&argv)?;
+        (matches, added) = needed::matches(&described, &argv, &file)?;
     }
-    let settings = settings(&described, &matches, &file);
+    let settings = settings(&described, &matches, (&file, &added));
     let chosen = matches.subcommand_name().unwrap_or_default();
     notes.extend(file.notes_of(chosen));
     notes.extend(disagreement(chosen, &settings, &file));
@@ -116,8 +117,8 @@ impl Configured {
     /// the subcommand would say.
     pub(crate) fn parse(&self, argv: &[String]) -> Result<ArgMatches, String> {
         let argv = argv.iter().map(OsString::from).collect();
-        let matches = self.command.clone().try_get_matches_from(join_negative(argv));
-        let mut matches = matches.map_err(|error| {
+        let matches = needed::matches(&self.command, &join_negative(argv), &self.file);
+        let (mut matches, _) = matches.map_err(|error| {
             let text = error.to_string();
             let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
             let said = lines.collect::<Vec<_>>().join(" ");
@@ -340,7 +341,11 @@ fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// Lists every setting of the chosen subcommand with its value and origin.
-fn settings(command: &Command, matches: &ArgMatches, file: &ConfigFile) -> Vec<Setting> {
+fn settings(
+    command: &Command,
+    matches: &ArgMatches,
+    (file, added): (&ConfigFile, &[String]),
+) -> Vec<Setting> {
     let mut found = Vec::new();
     let Some((name, inner)) = matches.subcommand() else {
         return found;
@@ -355,7 +360,7 @@ fn settings(command: &Command, matches: &ArgMatches, file: &ConfigFile) -> Vec<S
         let id = arg.get_id().as_str();
         let label = arg.get_long().unwrap_or(id).to_owned();
         let origin = match inner.value_source(id) {
-            Some(ValueSource::CommandLine) => "command line".to_owned(),
+            Some(ValueSource::CommandLine) if !added.contains(&label) => "command line".to_owned(),
             Some(ValueSource::EnvVariable) => {
                 arg.get_env().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
             }

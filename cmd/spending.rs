@@ -1,6 +1,6 @@
 //! Budgets: the flags, and the meter that says when a stage must stop asking.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use comfy_table::Table;
@@ -89,6 +89,13 @@ pub(crate) struct Tokens {
     pub(crate) guessed: (u64, u64),
 }
 
+impl Tokens {
+    /// Returns counted ones.
+    pub(crate) fn known(prompt: u64, answer: u64) -> Self {
+        Self { counted: Some((prompt, answer)), guessed: (prompt, answer) }
+    }
+}
+
 impl Meter {
     pub(crate) fn new(budget: &Budget) -> Self {
         let usage = Usage { cost: budget.cost(0, 0), ..Usage::default() };
@@ -134,6 +141,26 @@ impl Meter {
         }
         state.granted += calls;
         Ok(())
+    }
+
+    /// Sets calls of one turn aside, as many as there may be up to `most`. A single
+    /// one is not worth it: it would only prepare the others.
+    fn set_aside(&self, most: u64) -> Result<u64, Spent> {
+        let mut state = self.state.borrow_mut();
+        let left = self.budget.max_requests.map(|all| all.saturating_sub(state.granted));
+        let calls = left.map_or(most, |left| left.min(most));
+        state.ended = state.ended || calls < most.min(2) || self.is_over(&state, calls);
+        if state.ended {
+            state.refused += 1;
+            return Err(Spent);
+        }
+        state.granted += calls;
+        Ok(calls)
+    }
+
+    /// Begins a turn whose first call prepares `others`, which are none without it.
+    pub(crate) fn share(&self, others: usize) -> Share<'_> {
+        Share { meter: self, others: others as u64, left: Cell::default() }
     }
 
     /// Counts a call that is made.
@@ -191,6 +218,47 @@ impl Meter {
         if state.refused > 0 {
             table.add_row(["left out: budget".to_owned(), state.refused.to_string()]);
         }
+    }
+}
+
+/// The calls of one turn. Once the first is granted, so are the others, as far as
+/// the budget goes: a turn that was begun is finished before the next one begins.
+pub(crate) struct Share<'a> {
+    meter: &'a Meter,
+    others: u64,
+    /// Calls set aside and not made yet.
+    left: Cell<u64>,
+}
+
+impl Share<'_> {
+    /// Grants the first call, and sets those after it aside.
+    pub(crate) fn first(&self) -> Result<(), Spent> {
+        let calls = self.meter.set_aside(self.others + 1)?;
+        self.left.set(calls - 1);
+        Ok(())
+    }
+
+    /// Grants one of the others. Where the first had been answered before, none is
+    /// set aside, and each is granted by itself.
+    pub(crate) fn other(&self) -> Result<(), Spent> {
+        match self.left.get() {
+            0 => self.meter.grant(1),
+            left => {
+                self.left.set(left - 1);
+                Ok(())
+            }
+        }
+    }
+
+    /// Counts what was asked.
+    pub(crate) fn meter(&self) -> &Meter {
+        self.meter
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.meter.state.borrow_mut().granted -= self.left.get();
     }
 }
 

@@ -9,6 +9,7 @@ mod local;
 #[cfg(not(feature = "torch"))]
 #[path = "teacher_lp/no_local.rs"]
 mod local;
+mod places;
 mod scorer;
 mod whom;
 
@@ -65,9 +66,15 @@ use scorer::Scorer;
 ///
 /// Scores are kept in a file (`--cache`) under the ids and the model's weights (for
 /// a server its model and weight version), so that the same run scores nothing
-/// twice; a spent budget leaves the other hints with the error `budget`;
-/// `--dry-run` says what there is to score. `--follow` is as in `oclaw judge`. If
-/// all servers are gone, the run ends with exit code 4 and writes nothing.
+/// twice, and a server that is away is missed only by what nobody scored yet; a
+/// spent budget leaves the other hints with the error `budget`, and no turn begun
+/// that it cannot finish; `--dry-run` says what there is to score. If all servers are
+/// gone, the run ends with exit code 4 and writes nothing.
+///
+/// `--follow` is as in `oclaw judge`. Before each shard it looks whether the name of
+/// a model's folder leads to another one by now, or its files are others, as with a
+/// moving average that is written anew: then that is read, and the shard's
+/// provenance says which it was. As long as it cannot be, the shard waits.
 ///
 /// Exit code 3 means that some hint was tried and got no log-probs, or that the
 /// budget left one out.
@@ -145,10 +152,10 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let vocabulary = vocabulary(&chat, &folder);
     context.block_on(async {
         let files = &args.files;
-        let scorer = async || {
+        let scorer = async |kept| {
             let answers = Answers::open(&args.keeping, &context.command)?;
             let keeper = Keeper { answers, meter: Meter::new(&args.budget), vocabulary };
-            Scorer::new(&args, &chat, keeper, context).await
+            Scorer::new((&args, kept), &chat, keeper, context).await
         };
         let with = |scorer| With {
             args: &args,
@@ -163,13 +170,14 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         let Some(route) = files.route(context)? else {
             let source = files.open(context)?;
             check_tokenizer(&source, &chat, &folder, &|text| context.say(text))?;
-            let with = with(scorer().await?);
+            let with = with(scorer(true).await?);
             let output = files.output();
             let tally = with.scorer.unless_gone(with.table(source, &output)).await?;
             context.conclude(with.counts.into_inner().table(&tally, &with.scorer));
             return Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done });
         };
-        let Some(scorer) = route.patiently(scorer).await? else { return Ok(Exit::Done) };
+        let connect = async || scorer(false).await;
+        let Some(scorer) = route.patiently(connect).await? else { return Ok(Exit::Done) };
         scorer.wait(route.tries());
         let with = with(scorer);
         let shard = async |source, output: &Output| with.shard(source, output).await;
@@ -200,16 +208,21 @@ impl With<'_> {
         plan.at_once = args.at_once as usize;
         plan.needs = &["hints"];
         plan.usage = Some(scorer.meter().usage());
+        if let Some(line) = &mut plan.line {
+            line.inputs.extend(scorer.told());
+        }
         let bar = progress::bar(context, "teacher-lp", source.total_rows());
+        let name = scorer.name();
         let teacher = Teacher {
             chat: self.chat,
-            name: scorer.name(),
+            name: &name,
             tempers: scorer.tempers(),
             topk: args.topk,
             vocabulary: self.vocabulary,
         };
-        let note = async |turn| {
-            let score = async |request| scorer.score(request).await;
+        let note = async |turn: Turn| {
+            let share = scorer.share(&turn);
+            let score = async |request| scorer.score(request, &share).await;
             let mut turn = teacher_lp::teach(turn, &teacher, score).await;
             left_out(&mut turn);
             self.counts.borrow_mut().add(&turn);
@@ -303,7 +316,7 @@ impl Counts {
         self.hints += scored.len() as u64;
         self.tokens += scored.iter().map(|values| values.len() as u64).sum::<u64>();
         for error in turn.teacher_error.iter().flatten().flatten() {
-            *self.failures.entry(error.chars().take(80).collect()).or_default() += 1;
+            asking::count_reason(&mut self.failures, error.chars().take(80).collect());
         }
     }
 

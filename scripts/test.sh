@@ -60,5 +60,7 @@ part "tests with torch" run_tests
 part "what tests left out" skipped
 part "slowest tests" slowest
 part "tests without torch" run_tests --no-default-features
+# What they call was just tested; their own programs must compile as well.
+part "fuzz targets" cargo build --locked --manifest-path fuzz/Cargo.toml --target-dir target
 part "golden numbers of SmolLM2-135M" scripts/golden-smollm2.sh
 printf '\nall parts: %d min\n' $((($(date +%s) - started + 59) / 60))

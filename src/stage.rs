@@ -20,6 +20,12 @@ use crate::trajectory;
 use crate::trajectory::{Turn, Writer};
 use columns::Layout;
 
+/// Most bytes of a batch of [`annotate`], which holds as many of them as the turns
+/// under way span.
+const BATCH_BYTES: usize = 4 << 20;
+/// So many rows become turns together, which weigh more than the rows.
+const READ_AHEAD: usize = 32;
+
 /// What to do when the stage's columns are there already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Existing {
@@ -110,9 +116,11 @@ pub enum Error {
 
 /// Reads turns, lets `note` fill each one's columns, several at once, and writes
 /// them in the order they came. `note` gets a turn and returns it; whatever it
-/// changes outside the plan's own columns is not written.
+/// changes outside the plan's own columns is not written. Memory holds the turns
+/// under way, the batches they span, the notes of these, and what the sink has not
+/// written yet, however long the table is.
 pub async fn annotate(
-    source: Source,
+    mut source: Source,
     output: &Output,
     plan: &Plan,
     note: impl AsyncFn(Turn) -> Turn,
@@ -120,6 +128,7 @@ pub async fn annotate(
 ) -> Result<Tally, Error> {
     let layout = Layout::plan(&source, plan)?;
     let mut writing = Writing::start(&source, output, plan, layout)?;
+    source.in_batches_of(BATCH_BYTES);
     let rows = Rows { source: RefCell::new(source), batches: RefCell::default() };
     let kept = Cell::new(0);
     let mut noted = stream::iter(rows.turns())
@@ -127,9 +136,9 @@ pub async fn annotate(
             let turn = turn?;
             if plan.existing == Existing::Fill && !columns::due(plan.writer, &turn) {
                 kept.set(kept.get() + 1);
-                return Ok(turn);
+                return Ok(turn.only(plan.writer));
             }
-            Ok::<_, Error>(note(turn).await)
+            Ok::<_, Error>(note(turn).await.only(plan.writer))
         })
         .buffered(plan.at_once.max(1));
     let mut done = Vec::new();
@@ -209,17 +218,18 @@ struct Rows {
 }
 
 impl Rows {
-    /// Returns the turns. Batches are read when they are needed, so no more of
-    /// them are held than the turns under way span.
+    /// Returns the turns. Batches are read, and their rows made turns, when they are
+    /// needed, so no more of them are held than the turns under way span.
     fn turns(&self) -> impl Iterator<Item = Result<Turn, Error>> {
         let mut waiting = Vec::new().into_iter();
+        let mut rest = None;
         let mut ended = false;
         std::iter::from_fn(move || {
             while !ended {
                 if let Some(turn) = waiting.next() {
                     return Some(Ok(turn));
                 }
-                match self.next_batch() {
+                match self.next_rows(&mut rest) {
                     Ok(Some(turns)) => waiting = turns.into_iter(),
                     Ok(None) => ended = true,
                     Err(error) => {
@@ -232,13 +242,26 @@ impl Rows {
         })
     }
 
-    fn next_batch(&self) -> Result<Option<Vec<Turn>>, Error> {
+    /// Returns some more turns. `rest` is the batch that they are taken from, and its
+    /// first row that is none yet.
+    fn next_rows(
+        &self,
+        rest: &mut Option<(RecordBatch, usize)>,
+    ) -> Result<Option<Vec<Turn>>, Error> {
         let mut source = self.source.borrow_mut();
-        let Some(batch) = source.next_batch()? else {
-            return Ok(None);
+        let (batch, from) = match rest.take() {
+            Some(rest) => rest,
+            None => {
+                let Some(batch) = source.next_batch()? else {
+                    return Ok(None);
+                };
+                self.batches.borrow_mut().push_back(batch.clone());
+                (batch, 0)
+            }
         };
-        let turns = source.read(&batch)?;
-        self.batches.borrow_mut().push_back(batch);
+        let end = batch.num_rows().min(from + READ_AHEAD);
+        let turns = source.read_rows(&batch, from..end)?;
+        *rest = (end < batch.num_rows()).then_some((batch, end));
         Ok(Some(turns))
     }
 

@@ -2,6 +2,7 @@
 
 mod advantage;
 mod attach;
+mod budgets;
 mod cache;
 mod calibrate;
 #[cfg(feature = "torch")]

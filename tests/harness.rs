@@ -6,6 +6,7 @@ pub(crate) mod fake_engine;
 pub(crate) mod fake_s3;
 pub(crate) mod fake_upstream;
 pub(crate) mod serve;
+pub(crate) mod memory;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

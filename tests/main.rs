@@ -4,7 +4,11 @@
 mod architecture;
 mod cli;
 mod forge;
+mod fuzzed;
 mod golden;
 mod harness;
 mod pipe;
 mod room;
+
+#[global_allocator]
+static ALLOCATOR: harness::memory::Counting = harness::memory::Counting;

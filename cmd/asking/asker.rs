@@ -30,6 +30,8 @@ pub(crate) struct Asker<'a> {
     answers: Answers,
     pub(super) whom: RefCell<Value>,
     seed: u64,
+    /// Calls that may be under way at once.
+    pub(crate) at_once: usize,
     places: Semaphore,
     pub(super) meter: Meter,
     faults: RefCell<BTreeMap<String, u64>>,
@@ -53,6 +55,7 @@ impl<'a> Asker<'a> {
         (pool, answers, whom): (Pool, Answers, Value),
         seed: u64,
     ) -> Self {
+        let at_once = asking.at_once(&pool);
         Self {
             asking,
             pool,
@@ -60,7 +63,8 @@ impl<'a> Asker<'a> {
             answers,
             whom: RefCell::new(whom),
             seed,
-            places: Semaphore::new(asking.at_once as usize),
+            at_once,
+            places: Semaphore::new(at_once),
             meter: Meter::new(&asking.budget),
             faults: RefCell::default(),
             away: Away::default(),
@@ -146,6 +150,10 @@ impl<'a> Asker<'a> {
                 Ok(Reply { text: reply.content, finish_reason: reply.finish_reason })
             }
             Err(error) => {
+                // An answer that is no use was paid for all the same.
+                if let Some((prompt, answer)) = error.tokens() {
+                    self.meter.tokens(Tokens::known(prompt, answer));
+                }
                 self.away.weigh(&error, self.ping()).await;
                 let error = self.end_if_gone(error).await;
                 tracing::warn!(%error, "call failed");
@@ -190,7 +198,7 @@ impl<'a> Asker<'a> {
 
     /// Counts a call that came to nothing.
     pub(crate) fn count_fault(&self, fault: &Fault) {
-        *self.faults.borrow_mut().entry(fault.to_string()).or_default() += 1;
+        super::count_reason(&mut self.faults.borrow_mut(), fault.to_string());
     }
 
     /// Ends the connection and returns the count.

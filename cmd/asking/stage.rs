@@ -44,7 +44,6 @@ pub(crate) trait Asks {
 pub(crate) struct By<'a, S: Asks + ?Sized> {
     stage: &'a S,
     files: &'a Files,
-    asking: &'a Asking,
     context: &'a Context,
     pub(crate) asker: Option<Asker<'a>>,
     pub(crate) counts: RefCell<S::Counts>,
@@ -59,7 +58,7 @@ pub(crate) async fn run<S: Asks>(
     if asking.budget.dry_run {
         return foretell(stage, (files, asking), context).await;
     }
-    let by = |asker| By { stage, files, asking, context, asker, counts: RefCell::default() };
+    let by = |asker| By { stage, files, context, asker, counts: RefCell::default() };
     let Some(route) = files.route(context)? else {
         let source = files.open(context)?;
         let asker = match stage.asks() {
@@ -118,17 +117,17 @@ impl<'a, S: Asks> By<'a, S> {
     /// Prepares to note turns outside a table.
     pub(crate) fn aside(
         stage: &'a S,
-        (files, asking): (&'a Files, &'a Asking),
+        files: &'a Files,
         context: &'a Context,
         asker: Option<Asker<'a>>,
     ) -> Self {
-        Self { stage, files, asking, context, asker, counts: RefCell::default() }
+        Self { stage, files, context, asker, counts: RefCell::default() }
     }
 
     async fn table(&self, source: Source, output: &Output) -> anyhow::Result<Tally> {
         let mut plan = self.files.plan(self.context, S::WRITER, &source)?;
-        plan.at_once = self.asking.at_once as usize;
         if let Some(asker) = &self.asker {
+            plan.at_once = asker.at_once;
             asker.count_into(&mut plan);
         }
         let bar = progress::bar(self.context, &self.context.command, source.total_rows());

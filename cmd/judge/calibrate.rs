@@ -124,11 +124,12 @@ async fn judged(
         true => Some(args.asking.connect(context, true).await?),
         false => None,
     };
-    let by = By::aside(judging, (&args.files, &args.asking), context, asker);
+    let by = By::aside(judging, &args.files, context, asker);
     let rows = turns.len() as u64;
     let note = async |(turn, label)| (judging.note(turn, &by).await, label);
     let noted = async {
-        let noted = stream::iter(turns).map(note).buffered(args.asking.at_once as usize);
+        let at_once = by.asker.as_ref().map_or(1, |asker| asker.at_once);
+        let noted = stream::iter(turns).map(note).buffered(at_once);
         Ok(noted.collect::<Vec<_>>().await)
     };
     let noted = match &by.asker {

@@ -40,6 +40,7 @@ pub(super) async fn foretell(
     let (expected, asked) = (RefCell::<Expected>::default(), Cell::new(0));
     let look = async |turn: Turn| {
         let some = Cell::new(false);
+        let share = meter.share(turn.hints.as_ref().map_or(0, Vec::len));
         let score = async |request: ScoreRequest| {
             some.set(true);
             let whom = match request.asked {
@@ -47,7 +48,7 @@ pub(super) async fn foretell(
                 Asked::Student(_) => of_student.as_ref(),
             };
             let mut expected = expected.borrow_mut();
-            Ok::<_, Infallible>(keeper::foretell(&mut expected, (&answers, whom, &meter), &request))
+            Ok::<_, Infallible>(keeper::foretell(&mut expected, (&answers, whom, &share), &request))
         };
         teacher_lp::teach(turn, &teacher, score).await;
         asked.set(asked.get() + u64::from(some.get()));

@@ -1,12 +1,12 @@
 //! Pays for each score once: what was scored before is looked up, the rest is
 //! asked for within the budget and kept.
 
-use oclaw::teacher_lp::{ScoreRequest, Scores, checked};
+use oclaw::teacher_lp::{Asked, ScoreRequest, Scores, checked};
 use serde_json::{Value, json};
 
 use crate::answers::Answers;
 use crate::forecast::Expected;
-use crate::spending::{BUDGET, Meter, Tokens};
+use crate::spending::{BUDGET, Meter, Share, Spent, Tokens};
 
 /// The kept scores and the meter.
 pub(super) struct Keeper {
@@ -21,7 +21,7 @@ impl Keeper {
     /// kept. Only scores that fit the request are worth keeping.
     pub(super) async fn score(
         &self,
-        whom: &Value,
+        (whom, share): (&Value, &Share<'_>),
         request: ScoreRequest,
         compute: impl AsyncFnOnce(ScoreRequest) -> Result<Scores, String>,
     ) -> Result<Scores, String> {
@@ -30,11 +30,10 @@ impl Keeper {
             self.meter.hits(1);
             return Ok(kept);
         }
-        self.meter.grant(1).map_err(|_| BUDGET.to_owned())?;
+        granted(share, &request.asked).map_err(|_| BUDGET.to_owned())?;
         self.meter.call();
         let scores = compute(request.clone()).await?;
-        let tokens = (request.ids.len() as u64, 0);
-        self.meter.tokens(Tokens { counted: Some(tokens), guessed: tokens });
+        self.meter.tokens(Tokens::known(request.ids.len() as u64, 0));
         let scores = checked(scores, &request, self.vocabulary)?;
         let weights = whom.get("weights").and_then(Value::as_str);
         let same = match (weights, scores.version.as_deref()) {
@@ -45,6 +44,14 @@ impl Keeper {
             self.answers.keep(key, &scores).await;
         }
         Ok(scores)
+    }
+}
+
+/// Grants a request: a student's goes before those of its turn's hints.
+fn granted(share: &Share<'_>, asked: &Asked) -> Result<(), Spent> {
+    match asked {
+        Asked::Student(_) => share.first(),
+        Asked::Teacher => share.other(),
     }
 }
 
@@ -63,7 +70,7 @@ fn asked(request: &ScoreRequest) -> Value {
 /// kept ones, else ones without meaning.
 pub(super) fn foretell(
     expected: &mut Expected,
-    (answers, whom, meter): (&Answers, Option<&Value>, &Meter),
+    (answers, whom, share): (&Answers, Option<&Value>, &Share<'_>),
     request: &ScoreRequest,
 ) -> Scores {
     let kept = whom.and_then(|whom| answers.find(&answers.question(whom, &asked(request)).vote(0)));
@@ -71,10 +78,11 @@ pub(super) fn foretell(
         expected.hits += 1;
         return kept;
     }
-    match meter.grant(1) {
+    match granted(share, &request.asked) {
         Ok(()) => {
             expected.calls += 1;
             expected.prompt_tokens += request.ids.len() as u64;
+            share.meter().tokens(Tokens::known(request.ids.len() as u64, 0));
         }
         Err(_) => expected.left_out += 1,
     }

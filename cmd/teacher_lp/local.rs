@@ -42,6 +42,8 @@ struct Work {
 enum Job {
     /// Load a model now, to know that it can be.
     Load(PathBuf, oneshot::Sender<Result<(), Error>>),
+    /// Let go of a model, whose files are others by now.
+    Forget(PathBuf),
     Score(PathBuf, ScoreRequest, oneshot::Sender<Answer>),
 }
 
@@ -75,6 +77,11 @@ impl Local {
         let (answer, outcome) = oneshot::channel();
         self.jobs.send(Job::Load(folder.to_owned(), answer)).map_err(|_| anyhow::anyhow!(GONE))?;
         Ok(outcome.await.map_err(|_| anyhow::anyhow!(GONE))??)
+    }
+
+    /// Lets go of the model of a folder.
+    pub(super) fn forget(&self, folder: &Path) -> anyhow::Result<()> {
+        self.jobs.send(Job::Forget(folder.to_owned())).map_err(|_| anyhow::anyhow!(GONE))
     }
 
     /// Scores one request by the model of a folder, together with whatever else
@@ -122,6 +129,10 @@ fn serve(shelf: &mut Shelf, waiting: &mpsc::Receiver<Job>) {
             match job {
                 // Whoever no longer waits for an answer needs none.
                 Job::Load(folder, answer) => drop(answer.send(shelf.get(&folder).map(|_| ()))),
+                Job::Forget(folder) => {
+                    shelf.models.retain(|(known, _)| *known != folder);
+                    shelf.ahead = Ahead::default();
+                }
                 Job::Score(folder, request, answer) => {
                     match batches.iter_mut().find(|batch| batch.folder == folder) {
                         Some(batch) => batch.requests.push((request, answer)),

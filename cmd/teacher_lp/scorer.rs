@@ -2,8 +2,6 @@
 //! tokens are wanted, each a model in this process or a server.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 
 use comfy_table::Table;
 use oclaw::engine;
@@ -11,46 +9,32 @@ use oclaw::engine::{Engine, EngineOptions, Pool};
 use oclaw::stage::Tally;
 use oclaw::teacher_lp::{Asked, ScoreRequest, Scores};
 use oclaw::template::Chat;
+use oclaw::trajectory::Turn;
 use serde_json::Value;
 
 use super::Args;
 use super::keeper::Keeper;
 use super::local::{Local, Policies};
-use super::whom::{
-    SHARE, connect, dtype, folder_name, probe, same_tokenizer, student_folder, version_of,
-};
+use super::places::{Folders, Named, Place};
+use super::whom::{dtype, folder_name, probe, student_folder, version_of};
 use crate::asking::absent::Absent;
 use crate::away::Away;
 use crate::common::Context;
 use crate::embedded;
-use crate::report::Failure;
 use crate::servers;
-use crate::spending::Meter;
+use crate::spending::{Meter, Share, Tokens};
 
 /// Teacher and student.
 pub(super) struct Scorer {
-    name: String,
     teacher: Place,
     student: Student,
     local: Option<Local>,
     keeper: Keeper,
-    dtype: String,
-    /// Who the models of folders are, for the keeper.
-    folders: RefCell<HashMap<PathBuf, Value>>,
-    tokenizer_hash: String,
-    /// Whether the tokenizer of a policy is ours, by its folder.
-    tokenizers: RefCell<HashMap<PathBuf, Result<(), String>>>,
+    folders: Folders,
     /// What servers are tried with.
     probe: engine::ScoreRequest,
     away: Away,
     absent: Absent,
-}
-
-/// Where numbers are computed.
-enum Place {
-    Folder(PathBuf),
-    /// Servers of one model, and who they are for the keeper.
-    Servers(Pool, RefCell<Value>),
 }
 
 enum Student {
@@ -58,14 +42,15 @@ enum Student {
     None,
     /// The policy that sampled the turn.
     Policies(Policies),
-    /// The same for all turns; the name is recorded.
-    Fixed(Place, String),
+    /// The same for all turns.
+    Fixed(Place),
 }
 
 impl Scorer {
-    /// Loads or connects to all who will be asked, and tries the servers.
+    /// Loads or connects to all who will be asked, and tries the servers. Where they are
+    /// not there, `kept` scores may do.
     pub(super) async fn new(
-        args: &Args,
+        (args, kept): (&Args, bool),
         chat: &Chat,
         keeper: Keeper,
         context: &Context,
@@ -73,67 +58,58 @@ impl Scorer {
         let student_folder = student_folder(args)?;
         let needs_local = args.model.is_some() || student_folder.is_some() || args.policy.is_some();
         let local = needs_local.then(|| Local::start(args.dtype)).transpose()?;
-        let teacher = match (args.servers.any(), &args.model) {
+        let ask = (args.topk, chat);
+        let (teacher, no_teacher) = match (args.servers.any(), &args.model) {
             (true, _) => {
-                let options = args.servers.options(context, |url| args.options(&url))?;
-                let pool = connect(options, args.topk, chat, context).await?;
-                let whom = keeper.answers.of_pool(&pool, args.servers.typed()).await?;
-                Place::Servers(pool, RefCell::new(whom))
+                let options = args.servers.options(context, |url| args.options(url.as_str()))?;
+                let named = Named { options, typed: args.servers.typed().collect(), kept };
+                Place::servers(named, &keeper.answers, ask, context).await?
             }
-            (false, folder) => Place::Folder(folder.clone().unwrap_or_default()),
+            (false, folder) => (Place::Folder(folder.clone().unwrap_or_default()), None),
         };
-        let student = match (&args.student, student_folder) {
-            _ if args.topk == 0 => Student::None,
-            (_, Some(folder)) => {
-                let name = version_of(&folder);
-                Student::Fixed(Place::Folder(folder), name)
-            }
+        let (student, no_student) = match (&args.student, student_folder) {
+            _ if args.topk == 0 => (Student::None, None),
+            (_, Some(folder)) => (Student::Fixed(Place::Folder(folder)), None),
             (Some(url), None) => {
-                let key =
-                    args.student_key_file.as_deref().map(|file| embedded::key("", Some(file)));
-                let options = EngineOptions {
-                    key: key.transpose()?.flatten(),
-                    model: args.student_model.clone(),
-                    ..args.options(&url.to_string_lossy())
-                };
-                let pool = connect(vec![options], args.topk, chat, context).await?;
-                let name = pool.model().unwrap_or_default();
                 let url = url.to_string_lossy();
-                let typed = [(&*url, args.student_model.as_deref())];
-                let whom = keeper.answers.of_pool(&pool, typed.into_iter()).await?;
-                Student::Fixed(Place::Servers(pool, RefCell::new(whom)), name)
+                let options = vec![student_options(args, &url)?];
+                let typed = vec![(&*url, args.student_model.as_deref())];
+                let named = Named { options, typed, kept };
+                let (place, error) = Place::servers(named, &keeper.answers, ask, context).await?;
+                (Student::Fixed(place), error)
             }
             (None, None) => {
                 let policies = args.policy.clone().unwrap_or_default();
-                Student::Policies(Policies::new(policies, args.model.clone()))
+                (Student::Policies(Policies::new(policies, args.model.clone())), None)
             }
         };
-        let fixed = if let Student::Fixed(place, _) = &student { Some(place) } else { None };
-        for place in std::iter::once(&teacher).chain(fixed) {
-            if let (Place::Folder(folder), Some(local)) = (place, &local) {
-                same_tokenizer(folder, &chat.tokenizer.hash())
-                    .map_err(|what| Failure::failed(what).hint(SHARE))?;
-                local.load(folder).await?;
-            }
-        }
-        let name = match &teacher {
-            Place::Folder(folder) => folder_name(folder),
-            Place::Servers(pool, _) => pool.model().unwrap_or_default(),
-        };
-        Ok(Self {
-            name,
+        let scorer = Self {
             teacher,
             student,
             local,
             keeper,
-            dtype: dtype(args),
-            folders: RefCell::default(),
-            tokenizer_hash: chat.tokenizer.hash(),
-            tokenizers: RefCell::default(),
+            folders: Folders::new(dtype(args), chat.tokenizer.hash()),
             probe: probe(args.topk, chat)?,
             away: Away::default(),
-            absent: Absent::default(),
-        })
+            absent: no_teacher.or(no_student).map_or_else(Absent::default, Absent::new),
+        };
+        scorer.read_folders().await?;
+        Ok(scorer)
+    }
+
+    /// Loads the models of folders, and those anew that are others by now.
+    async fn read_folders(&self) -> anyhow::Result<()> {
+        for place in self.places() {
+            if let (Place::Folder(folder), Some(local)) = (place, &self.local) {
+                self.folders.read(folder, local, &self.keeper.answers).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn places(&self) -> impl Iterator<Item = &Place> {
+        let fixed = if let Student::Fixed(place) = &self.student { Some(place) } else { None };
+        std::iter::once(&self.teacher).chain(fixed)
     }
 
     /// Returns what counts the calls.
@@ -155,8 +131,28 @@ impl Scorer {
     }
 
     /// Returns the teacher's name.
-    pub(super) fn name(&self) -> &str {
-        &self.name
+    pub(super) fn name(&self) -> String {
+        match &self.teacher {
+            Place::Folder(folder) => folder_name(&self.folders.real(folder)),
+            Place::Servers(_, whom) => model_of(whom),
+        }
+    }
+
+    /// Returns what a table may say of the models in this process that it is scored
+    /// with.
+    pub(super) fn told(&self) -> Vec<String> {
+        let folders = self.places().filter_map(|place| match place {
+            Place::Folder(folder) => Some(self.folders.told(folder)),
+            Place::Servers(..) => None,
+        });
+        let mut told: Vec<_> = folders.collect();
+        told.dedup();
+        told
+    }
+
+    /// Begins a turn, whose student goes before its hints.
+    pub(super) fn share(&self, turn: &Turn) -> Share<'_> {
+        self.meter().share(turn.hints.as_ref().map_or(0, Vec::len))
     }
 
     /// Returns whether everybody can divide logits by a temperature.
@@ -165,25 +161,33 @@ impl Scorer {
     }
 
     /// Scores one request by whom it asks.
-    pub(super) async fn score(&self, mut request: ScoreRequest) -> Result<Scores, String> {
+    pub(super) async fn score(
+        &self,
+        mut request: ScoreRequest,
+        share: &Share<'_>,
+    ) -> Result<Scores, String> {
         let version = match &request.asked {
-            Asked::Teacher => return self.at(&self.teacher, request).await,
+            Asked::Teacher => return self.at(&self.teacher, request, share).await,
             Asked::Student(version) => version.clone(),
         };
         match &self.student {
             Student::None => Err("there is none".to_owned()),
-            Student::Fixed(place, name) => {
+            Student::Fixed(place) => {
+                let name = match place {
+                    Place::Folder(folder) => version_of(&self.folders.real(folder)),
+                    Place::Servers(_, whom) => model_of(whom),
+                };
                 let place = self.one_with_teacher(place, &mut request);
-                let mut scores = self.at(place, request).await?;
-                scores.version.get_or_insert_with(|| name.clone());
+                let mut scores = self.at(place, request, share).await?;
+                scores.version.get_or_insert(name);
                 Ok(scores)
             }
             Student::Policies(policies) => {
                 let (step, folder) = policies.of(version.as_deref())?;
-                self.check(&folder)?;
+                self.folders.check(&folder)?;
                 let place = Place::Folder(folder);
                 let place = self.one_with_teacher(&place, &mut request);
-                let mut scores = self.at(place, request).await?;
+                let mut scores = self.at(place, request, share).await?;
                 scores.version = Some(step);
                 Ok(scores)
             }
@@ -194,7 +198,7 @@ impl Scorer {
     /// student cannot compute along what the teacher will be asked.
     fn one_with_teacher<'a>(&'a self, place: &'a Place, request: &mut ScoreRequest) -> &'a Place {
         let real = |place: &Place| match place {
-            Place::Folder(folder) => std::fs::canonicalize(folder).ok(),
+            Place::Folder(folder) => std::fs::canonicalize(self.folders.real(folder)).ok(),
             Place::Servers(..) => None,
         };
         if real(place).is_some_and(|folder| real(&self.teacher) == Some(folder)) {
@@ -205,35 +209,43 @@ impl Scorer {
     }
 
     /// Returns what a place says, or has said before.
-    async fn at(&self, place: &Place, request: ScoreRequest) -> Result<Scores, String> {
+    async fn at(
+        &self,
+        place: &Place,
+        request: ScoreRequest,
+        share: &Share<'_>,
+    ) -> Result<Scores, String> {
         let whom = match place {
             Place::Servers(_, whom) => whom.borrow().clone(),
-            Place::Folder(folder) => self.whom(folder).await.map_err(|error| error.to_string())?,
+            Place::Folder(folder) => {
+                let known = self.folders.get(folder, &self.keeper.answers).await;
+                known.map_err(|error| error.to_string())?.whom
+            }
         };
         let compute = async |request| self.compute(place, request).await;
-        self.keeper.score(&whom, request, compute).await
-    }
-
-    async fn whom(&self, folder: &Path) -> anyhow::Result<Value> {
-        if let Some(known) = self.folders.borrow().get(folder) {
-            return Ok(known.clone());
-        }
-        let whom = self.keeper.answers.of_folder(folder, &self.dtype).await?;
-        self.folders.borrow_mut().insert(folder.to_owned(), whom.clone());
-        Ok(whom)
+        self.keeper.score((&whom, share), request, compute).await
     }
 
     async fn compute(&self, place: &Place, request: ScoreRequest) -> Result<Scores, String> {
         match (place, &self.local) {
-            (Place::Folder(folder), Some(local)) => local.score(folder.clone(), request).await,
+            (Place::Folder(folder), Some(local)) => {
+                local.score(self.folders.real(folder), request).await
+            }
             (Place::Folder(folder), None) => Err(format!("`{}` is not loaded", folder.display())),
             (Place::Servers(pool, _), _) => {
+                // Nobody is there: the stage ends here.
+                self.absent.hold().await;
                 let ScoreRequest { ids, start, top_k, chosen, .. } = request;
                 let request = engine::ScoreRequest { ids, start, top_k, chosen };
                 let score = async |engine: &Engine| engine.score(&request).await;
                 let scores = match pool.call(score).await {
                     Ok(scores) => scores,
                     Err(error) => {
+                        // What answered has computed, whatever becomes of it.
+                        if error.is_answer() {
+                            let tokens = Tokens::known(request.ids.len() as u64, 0);
+                            self.meter().tokens(tokens);
+                        }
                         self.away.weigh(&error, self.ping(pool)).await;
                         return Err(self.end_if_gone(pool, error).await.to_string());
                     }
@@ -293,6 +305,10 @@ impl Scorer {
                 Err(reason) => return Ok(Err(reason)),
             }
         }
+        // The models in this process, too.
+        if let Err(error) = self.read_folders().await {
+            return Ok(Err(error.to_string()));
+        }
         self.meter().next_file();
         tokio::select! {
             tally = shard => {
@@ -304,8 +320,7 @@ impl Scorer {
     }
 
     fn pools(&self) -> impl Iterator<Item = (&Pool, &RefCell<Value>)> {
-        let fixed = if let Student::Fixed(place, _) = &self.student { Some(place) } else { None };
-        std::iter::once(&self.teacher).chain(fixed).filter_map(|place| match place {
+        self.places().filter_map(|place| match place {
             Place::Servers(pool, whom) => Some((pool, whom)),
             Place::Folder(_) => None,
         })
@@ -314,11 +329,18 @@ impl Scorer {
     async fn ping(&self, pool: &Pool) -> Result<(), engine::Error> {
         pool.call(async |engine: &Engine| engine.score(&self.probe).await.map(|_| ())).await
     }
+}
 
-    /// Refuses a policy with another tokenizer.
-    fn check(&self, folder: &Path) -> Result<(), String> {
-        let mut known = self.tokenizers.borrow_mut();
-        let check = || same_tokenizer(folder, &self.tokenizer_hash);
-        known.entry(folder.to_owned()).or_insert_with(check).clone()
-    }
+fn model_of(whom: &RefCell<Value>) -> String {
+    whom.borrow()["model"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Returns how to reach the student's server.
+fn student_options(args: &Args, url: &str) -> anyhow::Result<EngineOptions> {
+    let key = args.student_key_file.as_deref().map(|file| embedded::key("", Some(file)));
+    Ok(EngineOptions {
+        key: key.transpose()?.flatten(),
+        model: args.student_model.clone(),
+        ..args.options(url)
+    })
 }

@@ -105,7 +105,8 @@ fn read(answer: &Answer) -> Result<ChatReply, Error> {
     let value: Value = answer.json()?;
     if value.get("error").is_some_and(|error| !error.is_null()) {
         let message = told(&answer.body).message;
-        return Err(Error::Refused { url: answer.url.clone(), message });
+        let tokens = answer.tokens();
+        return Err(Error::Refused { url: answer.url.clone(), message, tokens });
     }
     let choices = value.get("choices").and_then(Value::as_array).map(Vec::as_slice);
     let choice = match choices.unwrap_or_default() {
@@ -213,6 +214,23 @@ mod tests {
         let error = reply(json!({"error": {"message": "no quota"}, "choices": []})).unwrap_err();
         assert!(matches!(error, Error::Refused { .. }));
         assert!(error.to_string().ends_with("refused: no quota"), "{error}");
+    }
+
+    #[test]
+    fn an_answer_that_is_no_use_was_paid_for_all_the_same() {
+        let usage = json!({"prompt_tokens": 9, "completion_tokens": 4});
+        for mut body in [
+            json!({"choices": []}),
+            json!({"choices": [{"message": {"content": null}}]}),
+            json!({"error": {"message": "filtered"}}),
+        ] {
+            assert_eq!(reply(body.clone()).unwrap_err().tokens(), None, "{body}");
+            body["usage"] = usage.clone();
+            assert_eq!(reply(body.clone()).unwrap_err().tokens(), Some((9, 4)), "{body}");
+        }
+        // A part of a count is none.
+        let body = json!({"usage": {"prompt_tokens": 9}});
+        assert_eq!(reply(body).unwrap_err().tokens(), None);
     }
 
     #[test]

@@ -94,6 +94,8 @@ pub enum Error {
         url: String,
         /// What is wrong with the answer.
         reason: String,
+        /// Tokens of the prompt and of the answer, where it tells them all the same.
+        tokens: Option<(u64, u64)>,
     },
     /// The server says that it did not do it.
     #[error("`{url}` refused: {message}")]
@@ -102,6 +104,8 @@ pub enum Error {
         url: String,
         /// What the server said.
         message: String,
+        /// Tokens of the prompt and of the answer, where it tells them all the same.
+        tokens: Option<(u64, u64)>,
     },
     /// The server has several models and none was named.
     #[error("`{url}` serves {} models: {}", .names.len(), quoted(.names))]
@@ -192,6 +196,20 @@ impl Error {
             Self::SeveralModels { .. } | Self::NoModel { .. } | Self::Unlike { .. } => "model",
             Self::NotListed { .. } => "not_listed",
             Self::Unsupported { .. } => "unsupported",
+        }
+    }
+
+    /// Returns whether the server did what it was asked, and only its answer is no use.
+    pub fn is_answer(&self) -> bool {
+        matches!(self, Self::Malformed { .. } | Self::NotListed { .. })
+    }
+
+    /// Returns what the call cost all the same: the tokens of the prompt and of the
+    /// answer, where the server told them.
+    pub fn tokens(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Malformed { tokens, .. } | Self::Refused { tokens, .. } => *tokens,
+            _ => None,
         }
     }
 

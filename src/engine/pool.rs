@@ -69,6 +69,8 @@ struct Same {
     model: Option<String>,
     dialects: Vec<Dialect>,
     weights: Option<String>,
+    /// What those who were not reached yet told another time.
+    expected: Option<String>,
 }
 
 impl Pool {
@@ -132,6 +134,15 @@ impl Pool {
     /// Returns the dialects that are spoken, each once.
     pub fn dialects(&self) -> Vec<Dialect> {
         self.same().dialects.clone()
+    }
+
+    /// Takes a version of the weights for theirs as long as nobody tells one and some
+    /// server was not reached yet. One that comes late with another is left out.
+    pub fn expect_weights(&self, version: &str) {
+        let version = Some(version.to_owned());
+        let mut same = self.same();
+        same.expected.clone_from(&version);
+        same.weights = version;
     }
 
     /// Tells whether nobody can be reached any more.

@@ -9,6 +9,7 @@ use reqwest::header::{
 use reqwest::{Client, Method};
 use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::EngineOptions;
 use super::address::{Address, hide};
@@ -48,7 +49,16 @@ impl Answer {
 
     /// Returns the error of an answer that cannot be used.
     pub(super) fn malformed(&self, reason: impl Into<String>) -> Error {
-        Error::Malformed { url: self.url.clone(), reason: reason.into() }
+        Error::Malformed { url: self.url.clone(), reason: reason.into(), tokens: self.tokens() }
+    }
+
+    /// Returns the tokens of the prompt and of the answer, if both are told. For an
+    /// answer that is no use otherwise: it was paid for like any other.
+    pub(super) fn tokens(&self) -> Option<(u64, u64)> {
+        let value: Value = serde_json::from_slice(&self.body).ok()?;
+        let usage = value.get("usage").or_else(|| value.get("meta_info"))?;
+        let count = |name: &str| usage.get(name)?.as_u64();
+        count("prompt_tokens").zip(count("completion_tokens"))
     }
 }
 
@@ -139,7 +149,7 @@ impl Transport {
             }
             if body.len() > most {
                 let reason = format!("it is longer than {most} bytes");
-                return Err(Error::Malformed { url, reason });
+                return Err(Error::Malformed { url, reason, tokens: None });
             }
         }
         match status.as_u16() {

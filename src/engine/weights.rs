@@ -90,7 +90,7 @@ impl Engine {
         match self.native(call).await {
             Ok(answer) => did(&answer, true),
             Err(Error::Status { url, status: 400, body, .. }) => {
-                Err(Error::Refused { url, message: body })
+                Err(Error::Refused { url, message: body, tokens: None })
             }
             Err(error) => Err(error),
         }
@@ -103,7 +103,7 @@ impl Engine {
         match self.control("/flush_cache", &json!({})).await {
             Ok(answer) => did(&answer, false),
             Err(Error::Status { url, status: 400, body, .. }) => {
-                Err(Error::Refused { url, message: body })
+                Err(Error::Refused { url, message: body, tokens: None })
             }
             Err(error) => Err(error),
         }
@@ -170,7 +170,7 @@ fn did(answer: &Answer, must_tell: bool) -> Result<(), Error> {
         None => Err(answer.malformed("it does not say whether it was done")),
         Some(false) => {
             let message = told(&answer.body).message;
-            Err(Error::Refused { url: answer.url.clone(), message })
+            Err(Error::Refused { url: answer.url.clone(), message, tokens: None })
         }
     }
 }

@@ -21,7 +21,7 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::statistics::Statistics;
 
 use super::Error;
-use super::size::{BATCH_BYTES, BATCH_ROWS};
+use super::size::BATCH_ROWS;
 
 /// The first and the last four bytes of a Parquet file.
 pub(super) const MAGIC: &[u8] = b"PAR1";
@@ -57,12 +57,12 @@ impl ParquetFile {
     }
 
     /// Starts to read the rows, in batches that should not outweigh the bound.
-    pub(super) fn rows_reader(self) -> Result<Rows, Error> {
+    pub(super) fn rows_reader(self, limit: usize) -> Result<Rows, Error> {
         let heaviest = self.builder.metadata().row_groups().iter().map(|group| {
             group.total_byte_size().max(0) as usize / (group.num_rows().max(1) as usize)
         });
         let heaviest = heaviest.max().unwrap_or_default().max(1);
-        let size = (BATCH_BYTES / heaviest).clamp(1, BATCH_ROWS);
+        let size = (limit / heaviest).clamp(1, BATCH_ROWS);
         let (name, builder) = (self.name, self.builder);
         let reader = guarded(&name, || {
             builder.with_batch_size(size).build().map_err(|error| damaged(&name, &error))

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Cursor, IsTerminal, Read, Seek};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -37,6 +38,8 @@ pub struct Source {
     place: (String, u64),
     /// The last stage that wrote columns of that input.
     written_by: Option<Writer>,
+    /// Most bytes of a batch.
+    limit: usize,
 }
 
 struct Input {
@@ -111,7 +114,13 @@ impl Source {
             handed_out: 0,
             place: Default::default(),
             written_by: None,
+            limit: BATCH_BYTES,
         })
+    }
+
+    /// Reads in smaller batches, for who holds several. To be called before the first.
+    pub fn in_batches_of(&mut self, bytes: usize) {
+        self.limit = bytes.min(BATCH_BYTES);
     }
 
     /// Returns the schema that every batch has.
@@ -131,7 +140,7 @@ impl Source {
 
     /// Returns the names of the inputs.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.inputs.iter().map(|input| input.name.as_str())
+        self.places().map(|(name, _)| name)
     }
 
     /// Returns the names of the inputs, and the paths of those that have one.
@@ -173,13 +182,13 @@ impl Source {
             };
             let reader = match &mut self.reader {
                 Some(reader) => reader,
-                closed => closed.insert(input.reader()?),
+                closed => closed.insert(input.reader(self.limit)?),
             };
             match reader.next()? {
                 Some(batch) if batch.num_rows() == 0 => {}
                 Some(batch) => {
                     let batch = merge::align(&input.name, &batch, &self.schema)?;
-                    self.pending.extend(pieces(&batch, BATCH_BYTES));
+                    self.pending.extend(pieces(&batch, self.limit));
                 }
                 None => {
                     self.reader = None;
@@ -192,18 +201,21 @@ impl Source {
 
     /// Returns the next rows as turns.
     pub fn next_turns(&mut self) -> Result<Option<Vec<Turn>>, Error> {
-        let Some(batch) = self.next_batch()? else {
-            return Ok(None);
-        };
-        self.read(&batch).map(Some)
+        let batch = self.next_batch()?;
+        batch.map(|batch| self.read(&batch)).transpose()
     }
 
-    /// Reads the batch that was returned last. An error names its input and the
-    /// row there.
+    /// Reads the batch that was returned last.
     pub fn read(&self, batch: &RecordBatch) -> Result<Vec<Turn>, Error> {
-        turn::read(batch).map_err(|source| Error::Schema {
+        self.read_rows(batch, 0..batch.num_rows())
+    }
+
+    /// Reads some rows of it. An error names their input and the row there.
+    pub fn read_rows(&self, batch: &RecordBatch, rows: Range<usize>) -> Result<Vec<Turn>, Error> {
+        let first = self.place.1 + rows.start as u64;
+        turn::read(&batch.slice(rows.start, rows.len())).map_err(|source| Error::Schema {
             name: self.place.0.clone(),
-            source: source.from_row(self.place.1),
+            source: source.from_row(first),
         })
     }
 
@@ -234,22 +246,22 @@ impl Source {
 }
 
 impl Input {
-    fn reader(&mut self) -> Result<Reader, Error> {
+    fn reader(&mut self, limit: usize) -> Result<Reader, Error> {
         match &mut self.bytes {
             Bytes::Path(path) => {
                 let file = File::open(path)
                     .map_err(|source| Error::Read { name: self.name.clone(), source })?;
-                reader(&self.name, Arc::new(file))
+                reader(&self.name, Arc::new(file), limit)
             }
-            Bytes::Held(file) => reader(&self.name, file.clone()),
+            Bytes::Held(file) => reader(&self.name, file.clone(), limit),
             Bytes::Live(stream) => stream.take().map(Reader::Stream).ok_or(Error::StdinTwice),
         }
     }
 }
 
-fn reader(name: &str, file: Arc<File>) -> Result<Reader, Error> {
+fn reader(name: &str, file: Arc<File>, limit: usize) -> Result<Reader, Error> {
     match sniff(name, &head(name, &file)?)? {
-        Format::Parquet => Ok(Reader::Parquet(ParquetFile::open(name, file)?.rows_reader()?)),
+        Format::Parquet => Ok(Reader::Parquet(ParquetFile::open(name, file)?.rows_reader(limit)?)),
         Format::Ipc => {
             let bytes = Box::new(Part::of(file));
             Ok(Reader::Stream(Box::new(Stream::open(name, bytes)?)))

@@ -104,6 +104,17 @@ macro_rules! table {
             }
         }
 
+        impl Turn {
+            /// Keeps the columns of one writer and lets go of all others: what a
+            /// stage has noted waits for its batch to be done, and the prompt
+            /// that it was noted about weighs much more.
+            pub fn only(self, writer: Writer) -> Self {
+                match writer {
+                    $(Writer::$writer => Self { $($name: self.$name,)* ..Self::default() },)*
+                }
+            }
+        }
+
         /// Reads every row of a batch. Columns that the schema does not know
         /// are left alone.
         pub fn read(batch: &RecordBatch) -> Result<Vec<Turn>, Error> {

@@ -1,5 +1,4 @@
-//! What makes a stage safe to make again: kept answers, budgets, dry runs, and
-//! `oclaw cache` itself.
+//! What makes a stage safe to make again: kept answers, and `oclaw cache` itself.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,10 +11,10 @@ use super::judge::{read, says, table};
 use crate::harness::fake_engine::{FakeEngine, Reply};
 use crate::harness::oclaw_keeping;
 
-const CHAT: &str = "/v1/chat/completions";
+pub(super) const CHAT: &str = "/v1/chat/completions";
 
 /// A judge that likes everything: 10 prompt tokens and 5 of its own a call.
-fn judge() -> FakeEngine {
+pub(super) fn judge() -> FakeEngine {
     let fake = FakeEngine::start();
     fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "scripted"}]}))]);
     let answer = "[HINT_START]Answer in one sentence.[HINT_END] \\boxed{1}";
@@ -23,44 +22,44 @@ fn judge() -> FakeEngine {
     fake
 }
 
-fn calls(fake: &FakeEngine) -> usize {
+pub(super) fn calls(fake: &FakeEngine) -> usize {
     fake.paths().iter().filter(|path| *path == CHAT).count()
 }
 
 /// A test's folder: three turns to judge among five, and where answers go.
-struct Bench {
+pub(super) struct Bench {
     folder: tempfile::TempDir,
     input: PathBuf,
 }
 
 /// What a run left behind.
-struct Ran {
-    talk: String,
-    data: String,
-    turns: Vec<Turn>,
-    usage: Option<Usage>,
+pub(super) struct Ran {
+    pub(super) talk: String,
+    pub(super) data: String,
+    pub(super) turns: Vec<Turn>,
+    pub(super) usage: Option<Usage>,
 }
 
 impl Bench {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let input = table(folder.path());
         Self { folder, input }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn answers(&self) -> PathBuf {
+    pub(super) fn answers(&self) -> PathBuf {
         self.path("oclaw/answers.sqlite")
     }
 
-    fn run(&self, stage: &str, fake: &FakeEngine, flags: &[&str], code: i32) -> Ran {
+    pub(super) fn run(&self, stage: &str, fake: &FakeEngine, flags: &[&str], code: i32) -> Ran {
         self.run_on(&self.input, (stage, fake), flags, code)
     }
 
-    fn run_on(
+    pub(super) fn run_on(
         &self,
         input: &Path,
         (stage, fake): (&str, &FakeEngine),
@@ -88,7 +87,7 @@ impl Bench {
     }
 }
 
-fn errors(ran: &Ran) -> Vec<Option<&str>> {
+pub(super) fn errors(ran: &Ran) -> Vec<Option<&str>> {
     ran.turns.iter().map(|turn| turn.judge_error.as_deref()).collect()
 }
 
@@ -224,94 +223,6 @@ fn two_processes_on_one_file() {
     let before = calls(&fake);
     bench.run("judge", &fake, &[], 0);
     assert_eq!(calls(&fake), before);
-}
-
-#[test]
-fn budgets_leave_the_rest_null() {
-    let none = None::<&str>;
-    let left = Some("budget");
-    for (flags, made, expected) in [
-        // Three votes belong together: four calls are enough for one turn.
-        (&["--max-requests", "4"][..], 3, [none, left, none, none, left]),
-        (&["--votes", "1", "--max-requests", "2"], 2, [none, none, none, none, left]),
-        // 15 tokens a call: the second one goes over.
-        (&["--votes", "1", "--max-tokens-total", "20"], 2, [none, none, none, none, left]),
-        (
-            &["--votes", "1", "--max-cost", "2", "--price-in", "100000", "--price-out", "200000"],
-            1,
-            [none, left, none, none, left],
-        ),
-        (&["--max-requests", "0"], 0, [left, left, none, none, left]),
-    ] {
-        let (bench, fake) = (Bench::new(), judge());
-        let flags: Vec<_> = flags.iter().copied().chain(["--at-once", "1"]).collect();
-        let ran = bench.run("judge", &fake, &flags, 3);
-        assert_eq!((calls(&fake), errors(&ran)), (made, expected.to_vec()), "{flags:?}");
-        for turn in ran.turns.iter().filter(|turn| turn.judge_error.is_some()) {
-            assert_eq!((&turn.score, &turn.votes, &turn.judge_text), (&None, &None, &None));
-        }
-        let row = format!("left out: budget {}", expected.iter().flatten().count());
-        assert!(ran.talk.contains(&row), "{}", ran.talk);
-        if flags.contains(&"--max-cost") {
-            assert!(ran.talk.contains("cost 2.000000"), "{}", ran.talk);
-            assert_eq!(ran.usage.unwrap().cost, Some(2.0));
-        }
-    }
-}
-
-#[test]
-fn after_a_budget_the_run_goes_on() {
-    let (bench, fake) = (Bench::new(), judge());
-    bench.run("judge", &fake, &["--at-once", "1", "--max-requests", "3"], 3);
-    let part = bench.path("part.parquet");
-    std::fs::rename(bench.path("out.parquet"), &part).unwrap();
-    // What is kept costs nothing, so a budget of nothing is enough for it.
-    let kept = bench.run("judge", &fake, &["--at-once", "1", "--max-requests", "0"], 3);
-    assert_eq!(errors(&kept)[0], None);
-    assert_eq!(calls(&fake), 3);
-    let whole = bench.run_on(&part, ("judge", &fake), &["--fill"], 0);
-    assert_eq!(calls(&fake), 9);
-    assert_eq!(errors(&whole), [None; 5]);
-
-    let ran = bench.run("hint", &fake, &["--at-once", "1", "--max-requests", "3"], 3);
-    let left: Vec<_> = ran.turns.iter().map(|turn| turn.hint_error.as_deref()).collect();
-    assert_eq!(left, [None, Some("budget"), None, Some("budget"), Some("budget")]);
-    assert_eq!(ran.turns[1].hint_votes, None);
-}
-
-#[test]
-fn a_dry_run_asks_nobody() {
-    let (bench, fake) = (Bench::new(), judge());
-    let prices = ["--price-in", "1", "--price-out", "2", "--max-tokens", "100", "--dry-run"];
-    let ran = bench.run("judge", &fake, &prices, 0);
-    assert_eq!(fake.paths(), Vec::<String>::new());
-    assert!(!bench.path("out.parquet").exists() && !bench.answers().exists());
-    let expected = "turns 5 to ask about 3 calls 9 cache hits 0 prompt tokens (guessed: 4 \
-                    characters make one) ";
-    let rest = ran.data.strip_prefix(expected).unwrap_or_else(|| panic!("{}", ran.data));
-    let (tokens, rest) = rest.split_once(' ').unwrap();
-    let tokens: f64 = tokens.parse().unwrap();
-    let cost = (tokens + 2.0 * 900.0) / 1e6;
-    assert_eq!(rest, format!("answer tokens, at most 900 cost, at most {cost:.6}"));
-
-    // The guess is of what is really sent.
-    bench.run("judge", &fake, &["--at-once", "1", "--max-requests", "3"], 3);
-    let sent = |body: &serde_json::Value| {
-        let messages = body["messages"].as_array().unwrap();
-        messages.iter().map(|m| m["content"].as_str().unwrap().chars().count()).sum::<usize>()
-    };
-    let asked = fake.seen();
-    let asked = asked.iter().find(|seen| seen.path == CHAT).unwrap();
-    let guessed = 3.0 * (sent(&asked.body) as f64 / 4.0).ceil();
-    assert!((tokens / guessed - 3.0).abs() < 0.3, "{tokens} and {guessed}");
-
-    // What is kept by now will not be asked.
-    let before = fake.paths().len();
-    let ran = bench.run("judge", &fake, &["--dry-run"], 0);
-    assert!(ran.data.contains("to ask about 3 calls 6 cache hits 3"), "{}", ran.data);
-    let ran = bench.run("hint", &fake, &["--dry-run", "--only-negative"], 0);
-    assert!(ran.data.contains("turns 5 to ask about 0 calls 0"), "{}", ran.data);
-    assert_eq!(fake.paths().len(), before);
 }
 
 #[test]

@@ -181,7 +181,7 @@ fn who_was_never_met_has_no_kept_answers() {
     assert!(talk.contains("calls 0 cache hits 9"), "{talk}");
 }
 
-/// A dry run leaves out what the budget of calls would.
+/// A dry run leaves out what the budget would.
 #[test]
 fn a_dry_run_counts_as_far_as_the_calls_go() {
     let (bench, fake) = (Bench::new(), serving("m"));
@@ -196,8 +196,65 @@ fn a_dry_run_counts_as_far_as_the_calls_go() {
         .code(0);
     let foretold = words(&dry.get_output().stdout);
     assert!(foretold.contains("to ask about 3 calls 3 cache hits 0"), "{foretold}");
-    assert!(foretold.contains("left out: budget of calls 2"), "{foretold}");
+    assert!(foretold.contains("left out: budget, at most 2"), "{foretold}");
     let talk = bench.run("judge", &flags, 3);
     assert!(talk.contains("calls 3 cache hits 0"), "{talk}");
     assert!(talk.contains("left out: budget 2"), "{talk}");
+}
+
+/// What a token budget or a price bounds, a dry run bounds as well: every answer may
+/// be as long as it is allowed to be.
+#[test]
+fn a_dry_run_counts_as_far_as_the_money_goes() {
+    let bench = Bench::new();
+    let foretold = |flags: &[&str]| {
+        let dry = oclaw_keeping(bench.folder.path())
+            .arg("judge")
+            .arg(&bench.input)
+            .args(["--engine", "http://127.0.0.1:1", "--max-tokens", "100", "--dry-run"])
+            .args(flags)
+            .assert()
+            .code(0);
+        words(&dry.get_output().stdout)
+    };
+    // A turn is 3 calls: 300 tokens of answers, some more of prompts.
+    let all = foretold(&["--max-tokens-total", "1000000"]);
+    assert!(all.contains("calls 9") && !all.contains("left out"), "{all}");
+    let some = foretold(&["--max-tokens-total", "300"]);
+    assert!(some.contains("to ask about 3 calls 3 cache hits 0"), "{some}");
+    assert!(some.contains("answer tokens, at most 300 left out: budget, at most 2"), "{some}");
+    let prices = ["--price-in", "0", "--price-out", "1000000", "--max-cost"];
+    let some = foretold(&[&prices[..], &["301"]].concat());
+    assert!(some.contains("cost, at most 600.000000 left out: budget, at most 1"), "{some}");
+}
+
+/// One server that tells the version of its weights and one of another kind that does
+/// not: whoever of them is there, what was answered before is found.
+#[test]
+fn who_is_there_makes_no_difference_to_what_is_kept() {
+    let (sglang, vllm) = (serving("m"), serving("m"));
+    let told = json!({"model_path": "m", "weight_version": "7"});
+    sglang.on("/model_info", [Reply::json(200, told)]);
+    vllm.on("/version", [Reply::json(200, json!({"version": "0.33.0"}))]);
+    let (one, other) = (sglang.url(), vllm.url());
+    let bench = Bench::new();
+    let both = ["--engine", &one, "--engine", &other, "--retries", "0"];
+    let talk = bench.run("judge", &both, 0);
+    assert!(talk.contains("calls 9 cache hits 0"), "{talk}");
+    // The SGLang server alone, the other one away, both in the other order.
+    let dead = "http://127.0.0.1:1";
+    for flags in [
+        &["--engine", &one][..],
+        &["--engine", &one, "--engine", dead, "--retries", "0"],
+        &["--engine", &other, "--engine", &one],
+    ] {
+        let talk = bench.run("judge", flags, 0);
+        assert!(talk.contains("calls 0 cache hits 9"), "{flags:?}: {talk}");
+    }
+    drop(sglang);
+    let talk = bench.run("judge", &both, 0);
+    assert!(talk.contains("calls 0 cache hits 9"), "{talk}");
+    // More votes are the same model's, too.
+    let talk = bench.run("judge", &[&both[..], &["--votes", "4"]].concat(), 0);
+    assert!(talk.contains("calls 3 cache hits 9"), "{talk}");
 }

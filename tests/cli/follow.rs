@@ -5,6 +5,8 @@ mod away;
 mod servers;
 mod sync;
 #[cfg(feature = "torch")]
+mod taught;
+#[cfg(feature = "torch")]
 mod train;
 
 use std::io::{BufRead, BufReader};

@@ -234,3 +234,57 @@ fn a_server_that_asks_for_patience_gets_it() {
         assert_eq!(read(&output)[0].score, Some(1.0));
     }
 }
+
+/// An answer that is no use was paid for: its tokens count, and the budget ends with
+/// them.
+#[test]
+fn what_an_unusable_answer_cost_is_counted() {
+    let (folder, fake) = (tempfile::tempdir().unwrap(), judge());
+    let (input, output) = (table(folder.path()), folder.path().join("out.parquet"));
+    let usage = json!({"prompt_tokens": 10, "completion_tokens": 5});
+    let bodies = [
+        json!({"choices": [], "usage": usage}),
+        json!({"error": {"message": "filtered"}, "usage": usage}),
+    ];
+    fake.on(CHAT, bodies.map(|body| Reply::json(200, body)));
+    let prices = ["--price-in", "100000", "--price-out", "200000"];
+    let run = oclaw()
+        .args(["judge", "--votes", "1", "--at-once", "1", "--max-tokens-total", "30"])
+        .args(prices)
+        .args(["--engine", &fake.url(), "-o"])
+        .args([&output, &input])
+        .assert()
+        .code(3);
+    let talk = words(&run.get_output().stderr);
+    assert!(talk.contains("calls 2 cache hits 0 prompt tokens 20 answer tokens 10"), "{talk}");
+    assert!(talk.contains("cost 4.000000 left out: budget 1"), "{talk}");
+    let errors: Vec<_> = read(&output).into_iter().map(|turn| turn.judge_error).collect();
+    let errors: Vec<_> = errors.iter().map(Option::as_deref).collect();
+    let refused = Some("refused: filtered");
+    assert_eq!(errors, [Some("malformed answer"), refused, None, None, Some("budget")]);
+}
+
+/// A first answer that takes its time holds those after it back: no more turns are
+/// begun than may be under way, and each keeps its place.
+#[test]
+fn a_slow_answer_is_waited_for() {
+    let (folder, fake) = (tempfile::tempdir().unwrap(), judge());
+    let turns: Vec<_> = (1..=40).map(|number| turn(number, NextStateKind::User, "hm")).collect();
+    let (input, output) = (file(folder.path(), &turns), folder.path().join("out.parquet"));
+    fake.hold_first(CHAT);
+    let mut judging = std::process::Command::new(env!("CARGO_BIN_EXE_oclaw"))
+        .args(["judge", "--no-cache", "-q", "--votes", "1", "--at-once", "4"])
+        .args(["--engine", &fake.url(), "-o"])
+        .args([&output, &input])
+        .spawn()
+        .unwrap();
+    fake.arrived(CHAT, 4);
+    assert_eq!(asked(&fake).len(), 4);
+    fake.release();
+    assert!(judging.wait().unwrap().success());
+    assert_eq!(asked(&fake).len(), 40);
+    let found = read(&output);
+    assert!(found.iter().all(|turn| turn.score == Some(0.0)));
+    let ids = |turns: &[Turn]| turns.iter().map(|turn| turn.turn_id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&found), ids(&turns));
+}

@@ -1,6 +1,8 @@
 //! `oclaw teacher-lp` as it is called, on the tiny model.
 
 #[cfg(feature = "torch")]
+mod budget;
+#[cfg(feature = "torch")]
 mod servers;
 #[cfg(feature = "torch")]
 mod shared;

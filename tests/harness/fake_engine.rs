@@ -70,6 +70,8 @@ struct Inside {
     version: Option<String>,
     /// Path, and how many of its requests still pass.
     held: Option<(String, usize)>,
+    /// Path of which one request is held.
+    first: Option<String>,
 }
 
 struct Shared {
@@ -173,6 +175,12 @@ impl FakeEngine {
         self.inside(|inside| inside.held = Some((path.to_owned(), pass)));
     }
 
+    /// Holds the next request of a path, and none after it.
+    pub(crate) fn hold_first(&self, path: &str) {
+        self.shared.open.send_replace(false);
+        self.inside(|inside| inside.first = Some(path.to_owned()));
+    }
+
     /// Waits until a path was asked for so many times.
     pub(crate) fn arrived(&self, path: &str, times: usize) {
         let count = |inside: &Inside| inside.seen.iter().filter(|seen| seen.path == path).count();
@@ -206,7 +214,9 @@ async fn answer(
             Seen { path: path.clone(), authorization, body: body.clone(), at: Instant::now() };
         inside.seen.push(seen);
         shared.arrival.notify_all();
+        let is_first = inside.first.take_if(|first| *first == path).is_some();
         match &mut inside.held {
+            _ if is_first => true,
             Some((held, 0)) => *held == path,
             Some((held, pass)) => {
                 *pass -= usize::from(*held == path);

@@ -300,8 +300,6 @@ fn choices_are_kept_apart_by_their_index() {
     }
 }
 
-/// Reads the one choice of the answer above with other ids.
-
 /// Streams a text through a capture in chunks of a given size: what the client
 /// gets, and what is captured.
 fn stream(prepared: Prepared, text: &[u8], size: usize) -> (String, Vec<Captured>) {

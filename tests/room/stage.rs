@@ -1,5 +1,7 @@
 //! The loop of a stage: order, concurrency, columns, failures.
 
+mod held;
+
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -39,7 +39,10 @@ impl Pool {
         if let Some(error) = first.filter(|_| !heard) {
             return Err(error);
         }
-        let weights = known.map(|(_, weights)| weights);
+        let weights = known.map(|(_, weights)| weights).or_else(|| {
+            let all = engines.len() == self.members.len();
+            self.same().expected.clone().filter(|_| !all)
+        });
         self.same().weights.clone_from(&weights);
         Ok(weights)
     }

@@ -97,7 +97,7 @@ fn servers_that_are_all_gone_end_the_run() {
     }
 }
 
-/// A dry run leaves out what the budget of calls would.
+/// A dry run leaves out what the budget would.
 #[test]
 fn a_dry_run_counts_as_far_as_the_calls_go() {
     let folder = tempfile::tempdir().unwrap();
@@ -105,8 +105,35 @@ fn a_dry_run_counts_as_far_as_the_calls_go() {
     let flags = ["--model", model.to_str().unwrap(), "--max-requests", "1"];
     let (words, ..) = run(folder.path(), &[&flags[..], &["--dry-run"]].concat(), 0);
     assert!(words.contains("to ask about 1 calls 1 cache hits 0"), "{words}");
-    assert!(words.contains("left out: budget of calls 1"), "{words}");
+    assert!(words.contains("left out: budget, at most 1"), "{words}");
     let (words, ..) = run(folder.path(), &flags, 3);
     assert!(words.contains("calls 1 cache hits 0"), "{words}");
     assert!(words.contains("left out: budget 1"), "{words}");
+}
+
+/// What was scored before is found though nobody is there; what was not ends the run.
+#[test]
+fn a_server_that_is_away_is_missed_only_by_what_nobody_scored() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = models().join("tiny-qwen3");
+    let runtime = Runtime::new().unwrap();
+    let running = runtime.block_on(serving::start(serving::Options::new(&model))).unwrap();
+    let (url, tokenizer) = (running.url(), model.to_str().unwrap());
+    let flags = ["--engine", &url, "--tokenizer", tokenizer, "--retries", "0"];
+    let topk = [&flags[..], &["--topk", "2", "--student", &url]].concat();
+    let (_, first, _) = run(folder.path(), &flags, 3);
+    let (_, likeliest, _) = run(folder.path(), &topk, 3);
+    runtime.block_on(running.shutdown());
+
+    for (flags, expected, hits) in [(&flags[..], first, 2), (&topk, likeliest, 3)] {
+        let (words, again, _) = run(folder.path(), flags, 3);
+        assert_eq!(again, expected);
+        assert!(words.contains("only scores kept of `tiny-qwen3`, met there before"), "{words}");
+        assert!(words.contains(&format!("calls 0 cache hits {hits}")), "{words}");
+    }
+    let (words, turns, _) = run(folder.path(), &[&flags[..], &["--no-cache"]].concat(), 4);
+    assert!(turns.is_empty() && words.contains("cannot reach"), "{words}");
+    let more = [&topk[..4], &["--retries", "0", "--topk", "3", "--student", &url]].concat();
+    let (words, turns, _) = run(folder.path(), &more, 4);
+    assert!(turns.is_empty() && words.contains("cannot reach"), "{words}");
 }
