@@ -67,9 +67,9 @@ use scorer::Scorer;
 /// Scores are kept in a file (`--cache`) under the ids and the model's weights (for
 /// a server its model and weight version), so that the same run scores nothing
 /// twice, and a server that is away is missed only by what nobody scored yet; a
-/// spent budget leaves the other hints with the error `budget`, and no turn begun
-/// that it cannot finish; `--dry-run` says what there is to score. If all servers are
-/// gone, the run ends with exit code 4 and writes nothing.
+/// spent budget leaves the hints of the last turns with the error `budget`;
+/// `--dry-run` says what there is to score. If all servers are gone, the run ends with
+/// exit code 4 and writes nothing.
 ///
 /// `--follow` is as in `oclaw judge`. Before each shard it looks whether the name of
 /// a model's folder leads to another one by now, or its files are others, as with a
