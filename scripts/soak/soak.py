@@ -166,11 +166,11 @@ class Soak:
             self.unbalanced.append(status["account"])
 
     def fill(self):
-        with open(self.disk / ".filler", "wb") as filler:
+        # Unbuffered: what is held back would be written, and fail, at the close.
+        with open(self.disk / ".filler", "wb", buffering=0) as filler:
             try:
                 while True:
                     filler.write(b"\0" * 65536)
-                    filler.flush()
             except OSError:
                 pass
 
