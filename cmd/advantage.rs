@@ -1,5 +1,6 @@
 //! `oclaw advantage`.
 
+mod compare;
 mod peers;
 
 use std::cell::RefCell;
@@ -56,6 +57,11 @@ use peers::Peers;
 /// Groups, the lines of `gae` and the sessions of at-least-one end at the shard's
 /// edge: a session of two shards may have a turn promoted in each.
 ///
+/// `--compare grpo,opd,combine` writes no table: it prints, a column per estimator,
+/// the rows and tokens it can use, the size of its advantages, the share of lt - lo
+/// that its limit cut, and for each two of them the share of tokens that both push
+/// the same way. `--format csv` and `--format json` print it for programs.
+///
 /// A row that contradicts itself (lists of different length, numbers that are
 /// none, log-probs above 0, a reward beyond -1 to 1) gets an `advantage_error`; the
 /// others go on and the exit code is 3. If of several hints one has such log-probs
@@ -71,6 +77,15 @@ pub(crate) struct Args {
     /// Promote the first neutral turn of a session that has no signal yet
     #[arg(long, value_enum, value_name = "ON|OFF", default_value_t = Switch::On)]
     at_least_one: Switch,
+    /// Print what these estimators make of the table, side by side, and write none
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME,NAME",
+        value_delimiter = ',',
+        conflicts_with = "estimator"
+    )]
+    compare: Vec<EstimatorName>,
 }
 
 /// What rewards are held against.
@@ -93,23 +108,41 @@ struct PeerArgs {
 impl PeerArgs {
     /// Errors unless the estimator can use what is given, and has what it needs.
     fn check(&self, estimator: Estimator, fill: bool) -> Result<(), Failure> {
-        let unused = |flag: &str| Err(Failure::usage(format!("`{estimator}` has no `{flag}`")));
-        let discounts = matches!(estimator, Estimator::Gae | Estimator::ReinforcePlusPlus);
+        self.check_some(&[estimator])?;
         let gae = estimator == Estimator::Gae;
         match () {
-            () if self.group_by.is_some() && !estimator.can_group() => unused("--group-by"),
-            () if self.gamma.is_some() && !discounts => unused("--gamma"),
-            () if self.lambda.is_some() && !gae => unused("--lambda"),
-            () if self.value_column.is_some() && !gae => unused("--value-column"),
-            () if self.group_by.is_none() && estimator.must_group() => {
-                let problem = format!("`{estimator}` compares the rewards of a group");
-                Err(Failure::usage(problem).hint("say which rows are one: `--group-by request_id`"))
-            }
             () if fill && (self.group_by.is_some() || gae) => {
                 let problem = "`--fill` would compare new rows with none of the old".to_owned();
                 Err(Failure::usage(problem).hint("compute all of them again: `--replace`"))
             }
             () => Ok(()),
+        }
+    }
+
+    /// Errors unless each thing given is of use to one of the estimators, and each has
+    /// what it needs.
+    fn check_some(&self, estimators: &[Estimator]) -> Result<(), Failure> {
+        let unused = |flag: &str| {
+            let names: Vec<String> = estimators.iter().map(|one| format!("`{one}`")).collect();
+            Err(Failure::usage(match &names[..] {
+                [one] => format!("{one} has no `{flag}`"),
+                several => format!("none of {} has `{flag}`", several.join(", ")),
+            }))
+        };
+        let some = |can: fn(Estimator) -> bool| estimators.iter().any(|one| can(*one));
+        let discounts = |one| matches!(one, Estimator::Gae | Estimator::ReinforcePlusPlus);
+        let gae = |one| one == Estimator::Gae;
+        let alone = estimators.iter().find(|one| one.must_group());
+        match (self.group_by.is_some(), alone) {
+            (true, _) if !some(Estimator::can_group) => unused("--group-by"),
+            _ if self.gamma.is_some() && !some(discounts) => unused("--gamma"),
+            _ if self.lambda.is_some() && !some(gae) => unused("--lambda"),
+            _ if self.value_column.is_some() && !some(gae) => unused("--value-column"),
+            (false, Some(one)) => {
+                let problem = format!("`{one}` compares the rewards of a group");
+                Err(Failure::usage(problem).hint("say which rows are one: `--group-by request_id`"))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -141,15 +174,20 @@ pub(crate) struct MethodArgs {
 impl MethodArgs {
     /// Returns the estimator with its numbers.
     pub(crate) fn method(&self) -> Method {
+        self.method_of(self.estimator)
+    }
+
+    /// Returns another estimator with these numbers.
+    fn method_of(&self, estimator: EstimatorName) -> Method {
         Method {
             reward_weight: self.w_rl,
             distill_weight: self.w_opd,
             // 0 and below mean no limit, as everywhere in the field.
             distill_clip: self
                 .distill_clip
-                .or((self.estimator == EstimatorName::Hybrid).then_some(1.0))
+                .or((estimator == EstimatorName::Hybrid).then_some(1.0))
                 .filter(|limit| *limit > 0.0),
-            ..Method::new(self.estimator.into())
+            ..Method::new(estimator.into())
         }
     }
 }
@@ -199,6 +237,9 @@ enum Switch {
 
 /// Notes a table.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    if !args.compare.is_empty() {
+        return compare::run(&args, &args.compare, context);
+    }
     let method = method(&args)?;
     let summary = RefCell::new(Summary::default());
     if let Some(route) = args.files.route(context)? {

@@ -7,6 +7,7 @@
 //! KL terms and the whitening of a whole batch, for which only `train` has the
 //! numbers.
 
+mod compare;
 mod groups;
 mod note;
 mod promotion;
@@ -15,6 +16,7 @@ mod shares;
 mod signals;
 mod summary;
 
+pub use compare::{Agreement, Comparison, Side};
 pub use groups::{Scale, normalize_groups, rloo};
 pub use note::{Standing, note, note_among};
 pub use promotion::{Outcome, outcome, promoted};

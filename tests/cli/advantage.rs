@@ -172,3 +172,88 @@ fn what_an_estimator_cannot_use_is_refused() {
     // -1 less the expected -1.
     assert_eq!(read(&output)[0].rl_advantages, Some(vec![0.0; 3]));
 }
+
+/// Two rows: one rewarded and taught, `lt - lo` = 0.5, -0.5, 0; one only punished.
+fn to_compare(folder: &Path) -> PathBuf {
+    let taught = Turn {
+        score: Some(1.0),
+        rollout_log_probs: Some(vec![Some(-1.0), Some(-2.0), Some(-0.5)]),
+        teacher_log_probs: Some(vec![Some(vec![-0.5, -2.5, -0.5]), None]),
+        ..finished("s", 1)
+    };
+    let punished = Turn {
+        rollout_log_probs: Some(vec![Some(-1.0), Some(-2.0), Some(-0.5)]),
+        score: Some(-1.0),
+        votes: Some(vec![Some(-1)]),
+        ..captured("t", 1)
+    };
+    table(folder, &TAUGHT, &[taught, punished])
+}
+
+#[test]
+fn estimators_are_laid_side_by_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = to_compare(folder.path());
+    let compare = |words: &str| {
+        let run = oclaw().arg("advantage").arg(&input).args(words.split(' ')).assert().success();
+        String::from_utf8(run.get_output().stdout.clone()).unwrap()
+    };
+    let told: serde_json::Value =
+        serde_json::from_str(&compare("--compare grpo,opd,combine --format json")).unwrap();
+    // By hand: grpo is 1 1 1 and -1 -1 -1; opd 0.5 -0.5 0; combine 1.5 0.5 1 and -1 -1 -1.
+    for (estimator, rows, tokens, effective, mean, size) in [
+        ("grpo", 2, 6, 6, 0.0, 1.0),
+        ("opd", 1, 3, 2, 0.0, 1.0 / 3.0),
+        ("combine", 2, 6, 6, 0.0, 1.0),
+    ] {
+        let side = &told[estimator];
+        assert_eq!(side["rows"], rows, "{estimator}");
+        assert_eq!(side["tokens"], tokens, "{estimator}");
+        assert_eq!(side["effective_tokens"], effective, "{estimator}");
+        assert!((side["mean"].as_f64().unwrap() - mean).abs() < 1e-6, "{estimator}: {side}");
+        assert!((side["mean_size"].as_f64().unwrap() - size).abs() < 1e-6, "{estimator}: {side}");
+    }
+    assert_eq!(told["grpo"]["clip_share"], serde_json::Value::Null);
+    assert_eq!(told["opd"]["clip_share"], 0.0);
+    let both = |one: &str, other: &str| told[one]["agreement"][other].clone();
+    assert_eq!(both("grpo", "opd"), serde_json::json!({"tokens": 2, "same_sign": 0.5}));
+    assert_eq!(both("opd", "combine"), serde_json::json!({"tokens": 2, "same_sign": 0.5}));
+    assert_eq!(both("combine", "grpo"), serde_json::json!({"tokens": 6, "same_sign": 1.0}));
+
+    let clipped = compare("--compare opd,combine --distill-clip 0.25 --format csv");
+    let head = "estimator,rows,tokens,effective_tokens,mean,std,mean_size,min,max,clip_share,\
+        same_sign_as_opd,same_sign_as_combine";
+    let lines: Vec<&str> = clipped.lines().collect();
+    assert_eq!(lines[0], head);
+    // 0.25 -0.25 0: two of three are cut.
+    assert!(
+        lines[1].starts_with("opd,1,3,2,0,")
+            && lines[1].contains(",-0.25,0.25,0.6666666666666666,,")
+    );
+    let text = compare("--compare grpo,hybrid");
+    assert!(text.contains("same sign as hybrid") && text.contains("reward part"), "{text}");
+}
+
+#[test]
+fn a_comparison_refuses_what_it_cannot_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = to_compare(folder.path());
+    for (words, wanted) in [
+        ("--compare grpo", "two estimators or more"),
+        ("--compare grpo,grpo", "two estimators or more"),
+        ("--compare grpo,opd --gamma 0.9", "none of `grpo`, `opd` has `--gamma`"),
+        ("--compare grpo,rloo", "`rloo` compares the rewards of a group"),
+        ("--compare grpo,opd --fill", "`--compare` has no `--fill`"),
+        ("--compare grpo,opd --format ipc", "`--compare` writes no table of turns"),
+        ("--compare grpo,opd --estimator opd", "cannot be used with"),
+    ] {
+        let run = oclaw().arg("advantage").arg(&input).args(words.split(' ')).assert().code(2);
+        let talk = self::words(run.get_output());
+        assert!(talk.contains(wanted), "{words}: {talk}");
+    }
+    let untaught = table(folder.path(), &TAUGHT[..2], &[finished("s", 1)]);
+    let run =
+        oclaw().arg("advantage").arg(untaught).args(["--compare", "grpo,opd"]).assert().code(1);
+    let talk = words(run.get_output());
+    assert!(talk.contains("there is no column `hints`: run `oclaw hint` first"), "{talk}");
+}
