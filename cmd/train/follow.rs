@@ -1,17 +1,18 @@
 //! `oclaw train --follow`: steps as shards arrive.
 //!
 //! The ledger of the newest policy says what became of each turn, so that a run
-//! that was killed goes on where it was: shards are read again from the first,
-//! and turns that the ledger has are passed over. Within a run a shard is read
-//! once.
+//! that was killed goes on where it was: shards are looked at again from the first,
+//! and turns that the ledger has are passed over. Of a shard that has no others only
+//! the ids are read. Within a run a shard is read once.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use oclaw::advantage::Method;
-use oclaw::table::{Shard, Stamp};
+use oclaw::table::{Shard, Stamp, turn_ids};
 use oclaw::train::{Sample, Trainer};
 use oclaw::trajectory::Turn;
 use tokio::sync::watch;
@@ -110,6 +111,8 @@ struct Counts {
     skipped: usize,
     /// Turns that the ledger had.
     known: u64,
+    /// Shards of which it had every turn.
+    passed: u64,
     faults: usize,
 }
 
@@ -264,7 +267,22 @@ impl Run<'_> {
         }
     }
 
+    /// Returns the number of turns of a shard of which the ledger has every one. One of a store is copied to
+    /// be looked at, and read as any other.
+    fn is_known(&self, shard: &Shard) -> Option<usize> {
+        let ids = turn_ids(File::open(&shard.path).ok()?)?;
+        let known = |id: &String| self.trainer.ledger().entry(id).is_some();
+        (!ids.is_empty() && ids.iter().all(known)).then_some(ids.len())
+    }
+
     fn read(&mut self, shard: &Shard) -> anyhow::Result<()> {
+        if let Some(turns) = self.is_known(shard) {
+            self.counts.shards += 1;
+            self.counts.known += turns as u64;
+            self.counts.passed += 1;
+            self.read.insert(shard.name.clone());
+            return Ok(());
+        }
         let (mut source, _copy) = self.context.block_on(self.incoming.source(shard))?;
         checks::check_columns(&source, &self.method)?;
         let mut said = Vec::new();
@@ -318,7 +336,7 @@ impl Run<'_> {
 
     /// Says what the run came to.
     fn close(&self) -> Exit {
-        let Counts { shards, listed, steps, skipped, known, faults } = self.counts;
+        let Counts { shards, listed, steps, skipped, known, passed, faults } = self.counts;
         let say = |text: String| self.context.say(text);
         say(format!(
             "{steps} steps of {shards} shards; policy {} is the newest",
@@ -329,7 +347,7 @@ impl Run<'_> {
             say(format!("{waiting}/{} turns wait for a full batch", self.wanted()));
         }
         if known > 0 {
-            say(format!("passed over: {known} turns that the ledger had"));
+            say(format!("passed over: {known} turns that the ledger had, {passed} whole shards"));
         }
         for (reason, count) in self.trainer.refused() {
             say(format!("not trained: {count} turns: {}", visible(reason)));

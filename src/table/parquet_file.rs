@@ -70,15 +70,36 @@ impl ParquetFile {
         Ok(Rows { name, reader })
     }
 
+    /// Returns the turn ids of the rows, reading no other column; nothing if there is
+    /// no such column of texts.
+    pub(super) fn turn_ids(self) -> Result<Option<Vec<String>>, Error> {
+        let Some(column) = self.place("turn_id") else { return Ok(None) };
+        let mut ids = Vec::new();
+        let mut rows = self.column_reader(column)?;
+        while let Some(batch) = rows.next()? {
+            let Some(texts) = batch.column(0).as_string_opt::<i32>() else { return Ok(None) };
+            ids.extend(texts.iter().flatten().map(str::to_owned));
+        }
+        Ok(Some(ids))
+    }
+
+    fn place(&self, name: &str) -> Option<usize> {
+        let columns = self.builder.parquet_schema().columns();
+        columns.iter().position(|column| column.path().parts() == [name])
+    }
+
+    fn column_reader(self, column: usize) -> Result<Rows, Error> {
+        let (name, builder) = (self.name, self.builder);
+        let mask = ProjectionMask::leaves(builder.parquet_schema(), [column]);
+        let reader = guarded(&name, || {
+            builder.with_projection(mask).build().map_err(|error| damaged(&name, &error))
+        })?;
+        Ok(Rows { name, reader })
+    }
+
     /// Returns the earliest `created_at`, if the file has any.
     pub(super) fn first_created_at(self) -> Result<Option<i64>, Error> {
-        let column = self
-            .builder
-            .parquet_schema()
-            .columns()
-            .iter()
-            .position(|column| column.path().parts() == ["created_at"]);
-        let Some(column) = column else { return Ok(None) };
+        let Some(column) = self.place("created_at") else { return Ok(None) };
         let minima: Option<Vec<_>> = self
             .builder
             .metadata()
@@ -92,14 +113,7 @@ impl ParquetFile {
         if let Some(minima) = minima {
             return Ok(minima.into_iter().min());
         }
-        let (name, builder) = (self.name, self.builder);
-        let mask = ProjectionMask::leaves(builder.parquet_schema(), [column]);
-        let mut rows = Rows {
-            reader: guarded(&name, || {
-                builder.with_projection(mask).build().map_err(|error| damaged(&name, &error))
-            })?,
-            name,
-        };
+        let mut rows = self.column_reader(column)?;
         let mut first = None;
         while let Some(batch) = rows.next()? {
             let instants: &ArrayRef = batch.column(0);

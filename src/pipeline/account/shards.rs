@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::pipeline::Error;
-use crate::table::shard_names;
+use crate::table::{shard_names, turn_ids};
 
 /// The shards of a folder, with when each was written.
 #[derive(Debug, Default)]
@@ -85,11 +85,7 @@ impl Shards {
     pub(super) fn ids(&mut self, path: &Path) -> Option<&[u128]> {
         let now = mark(&fs::metadata(path).ok()?);
         if self.ids.get(path).is_none_or(|(then, _)| *then != now) {
-            let mut ids = Vec::new();
-            for batch in read(path, &["turn_id"]).ok()? {
-                let texts = batch.column(0).as_string_opt::<i32>()?.clone();
-                ids.extend(texts.iter().flatten().map(id));
-            }
+            let ids = turn_ids(File::open(path).ok()?)?.iter().map(|text| id(text)).collect();
             self.ids.insert(path.to_owned(), (now, ids));
         }
         self.ids.get(path).map(|(_, ids)| ids.as_slice())

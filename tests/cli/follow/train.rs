@@ -9,7 +9,7 @@ use oclaw::train::Ledger;
 use oclaw::trajectory::words::NextStateKind;
 use oclaw::trajectory::{Turn, Writer};
 
-use super::{Run, Running, all_names, turns_of};
+use super::{Run, Running, all_names, talk, turns_of};
 use crate::forge::{STAGES, finished, write};
 use crate::harness::fixture_models as models;
 
@@ -116,8 +116,11 @@ fn the_chain_loses_no_turn() {
     assert_eq!(ledger(&run, "straight"), expected);
     let weights = |out: &str| std::fs::read(run.at(out).join("latest/model.safetensors")).unwrap();
     assert!(weights("policy") == weights("straight"), "other weights");
-    // All is done: nothing is trained again.
-    training(&run, "straight", &["--once", "--max-wait", "0"]).assert().success();
+    // All is done: nothing is trained again, and of the shards only the ids are read.
+    let ran = training(&run, "straight", &["--once", "--max-wait", "0"]).assert().success();
+    let words = talk(ran.get_output());
+    let passed = "passed over: 12 turns that the ledger had, 4 whole shards";
+    assert!(words.contains(passed) && !words.contains("in the ledger"), "{words}");
     assert_eq!(latest(&run, "straight"), PathBuf::from("step-000003"));
 }
 
