@@ -28,7 +28,7 @@ pub(super) enum Place {
     /// By the model of a folder, as it was named: often a link.
     Folder(PathBuf),
     /// By servers of one model, and who they are for the keeper.
-    Servers(Pool, RefCell<Value>),
+    Servers(Box<Pool>, RefCell<Value>),
 }
 
 /// Servers, as the user named them.
@@ -52,7 +52,7 @@ impl Place {
         let error = match connect(options.clone(), topk, chat, context).await {
             Ok(pool) => {
                 let whom = answers.of_pool(&pool, typed.into_iter()).await?;
-                return Ok((Self::Servers(pool, RefCell::new(whom)), None));
+                return Ok((Self::Servers(Box::new(pool), RefCell::new(whom)), None));
             }
             Err(error) => error.downcast::<engine::Error>()?,
         };
@@ -61,7 +61,7 @@ impl Place {
         let model = visible(whom["model"].as_str().unwrap_or_default());
         context.say(format!("{error}: only scores kept of `{model}`, met there before, are used"));
         let pool = Pool::unconnected(options, servers::teller(context));
-        Ok((Self::Servers(pool, RefCell::new(whom)), Some(error)))
+        Ok((Self::Servers(Box::new(pool), RefCell::new(whom)), Some(error)))
     }
 }
 

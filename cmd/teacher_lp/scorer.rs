@@ -321,7 +321,7 @@ impl Scorer {
 
     fn pools(&self) -> impl Iterator<Item = (&Pool, &RefCell<Value>)> {
         self.places().filter_map(|place| match place {
-            Place::Servers(pool, whom) => Some((pool, whom)),
+            Place::Servers(pool, whom) => Some((&**pool, whom)),
             Place::Folder(_) => None,
         })
     }

@@ -258,7 +258,7 @@ fn half_characters_are_replaced_and_counted() {
 #[test]
 fn conversations_that_part_are_on_branches_of_their_own() {
     let line = |said: &[&str]| {
-        let role = |index: usize| if index % 2 == 0 { "user" } else { "assistant" };
+        let role = |index: usize| if index.is_multiple_of(2) { "user" } else { "assistant" };
         let messages = said.iter().enumerate();
         let messages: Vec<_> =
             messages.map(|(index, text)| json!({"role": role(index), "content": text})).collect();

@@ -89,7 +89,6 @@ fn a_disk_that_cannot_hold_one_policy_fails() {
 
 /// Where nothing in /dev has their names, NVIDIA's own program lists them.
 #[test]
-#[expect(clippy::print_stdout, reason = "what is skipped is said")]
 fn devices_are_counted_by_nvidias_program() {
     let own = fs::read_dir("/dev").unwrap().any(|entry| {
         let name = entry.unwrap().file_name().into_string().unwrap();

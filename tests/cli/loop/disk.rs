@@ -41,7 +41,6 @@ impl Drop for Disk {
 /// The journal, the shards, the logs, the loop's own state: none of it finds room.
 /// Chats go on; what is captured afterwards goes all the way.
 #[test]
-#[expect(clippy::print_stdout, reason = "what is skipped is said")]
 fn a_full_disk_under_everything_breaks_no_chat_and_heals() {
     let upstream = engine();
     let rest = format!("[judge]\nrules = \"\"\npoll = \"100ms\"\n{ONLY_JUDGE}");

@@ -122,7 +122,6 @@ fn nothing_is_lost_where_serve_and_the_engine_are_killed_too() {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "what is skipped is said")]
 fn a_full_disk_holds_up_a_stage_and_heals() {
     let looped = Loop::new(&with_model(&quick()));
     let Some(disk) = Disk::mount(&looped.path("run/judged")) else {

@@ -91,7 +91,6 @@ fn process(looped: &Loop, stage: &str) -> (i64, Vec<String>) {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "what is skipped is said")]
 fn a_whole_loop_runs_as_jobs_of_a_real_head() {
     let packages = root().join("target/tools/ray");
     if !packages.join("ray").is_dir() {

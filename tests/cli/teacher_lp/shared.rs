@@ -59,7 +59,12 @@ fn what_a_turns_sequences_share_is_computed_once() {
     let model = models().join("tiny-qwen3");
     let hints = ["Say blue.", "One word.", "One word only."];
     let turn = hinted(1, &hints);
-    let input = write(&folder.path().join("a.parquet"), Format::Parquet, &STAGES, &[turn.clone()]);
+    let input = write(
+        &folder.path().join("a.parquet"),
+        Format::Parquet,
+        &STAGES,
+        std::slice::from_ref(&turn),
+    );
     let chat = Chat::load(&model).unwrap();
     let sequence = |messages: &[Value]| {
         let extra = Map::new();

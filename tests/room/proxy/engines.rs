@@ -46,7 +46,8 @@ impl Pair {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), look).await.expect(line);
+        let seen = tokio::time::timeout(Duration::from_secs(20), look).await;
+        assert!(seen.is_ok(), "no metric `{line}`");
     }
 }
 
