@@ -40,7 +40,8 @@ pub enum Ending {
 #[derive(Debug)]
 pub struct StreamCapture {
     prepared: Prepared,
-    choices: BTreeMap<u8, Choice>,
+    /// Boxed, for a map makes room for eleven of what it holds, and a stream has one.
+    choices: BTreeMap<u8, Box<Choice>>,
     /// What stood where a choice's index should, and is none.
     odd_indices: BTreeSet<String>,
     prompt_ids: Option<Vec<i32>>,
@@ -128,7 +129,7 @@ impl StreamCapture {
     /// Returns the messages as far as they have come, by choice.
     pub fn messages(&self) -> Vec<(u8, Value)> {
         let message = |choice: &Choice| (choice.evidence.index, choice.message());
-        self.choices.values().map(message).collect()
+        self.choices.values().map(|choice| message(choice)).collect()
     }
 
     /// Decides what is recorded of the stream as it has come, given how it
@@ -143,7 +144,7 @@ impl StreamCapture {
         let mut choices = self.choices.clone();
         // An error may come before the first word; that is a turn, too.
         if choices.is_empty() && self.odd_indices.is_empty() {
-            choices.insert(0, Choice::default());
+            choices.insert(0, Box::default());
         }
         let whole = Whole {
             completion_tokens: self.completion_tokens,
@@ -151,6 +152,7 @@ impl StreamCapture {
             broken: Some(broken),
         };
         let found = choices.into_values().map(|choice| {
+            let choice = *choice;
             let mut evidence = Evidence { response: choice.message(), ..choice.evidence };
             evidence.prompt_ids = evidence.prompt_ids.take().or_else(|| self.prompt_ids.clone());
             evidence.odd_prompt |= self.odd_prompt;
