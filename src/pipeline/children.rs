@@ -80,6 +80,7 @@ pub struct Child {
 /// Lists the processes of a loop, in the order of their start.
 pub fn children(plan: &Plan, wishes: &Wishes, given: Given<'_>) -> Result<Vec<Child>, Error> {
     let cast = Cast { plan, wishes, given };
+    cast.check_run()?;
     cast.check_without()?;
     let mut found: Vec<Child> =
         plan.engines.iter().map(|(name, it)| cast.engine(name, it)).collect();
@@ -145,6 +146,22 @@ struct Cast<'a> {
 }
 
 impl Cast<'_> {
+    /// Chats are recorded on the disk of whoever serves them, and what has become of
+    /// each turn is read off folders: stages that look into a bucket would find nothing.
+    fn check_run(&self) -> Result<(), Error> {
+        match self.wishes.run.folder.to_str().and_then(|run| run.split_once("://")) {
+            // What follows may hold a password.
+            Some((scheme, _)) => Err(Error::Wanting {
+                problem: format!(
+                    "`run` is to be a folder of a file system, not of an object store \
+                     (`{scheme}://`): `[serve] ship` copies its turns to one, where each stage \
+                     can be run by itself"
+                ),
+            }),
+            None => Ok(()),
+        }
+    }
+
     fn check_without(&self) -> Result<(), Error> {
         let without = &self.wishes.without;
         let wanting = |problem: String| Err(Error::Wanting { problem });

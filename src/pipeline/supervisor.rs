@@ -203,6 +203,8 @@ impl Supervisor {
         }
         // Before the start, so that the next supervisor knows whom to ask for.
         self.keep_record();
+        // Somebody may have tidied the logs away. If not, the start says what is wrong.
+        let _ = std::fs::create_dir_all(self.run.logs());
         let watched = &mut self.watched[index];
         match self.launcher.start(&watched.job).await {
             Ok(()) => {

@@ -171,6 +171,8 @@ fn settings_that_are_none_fail() {
     refused(&well.replace("rules = \"\"", ""), &["`judge` has nobody to ask"]);
     refused("[judge]\nrules = \"\"\n", &["nobody answers the chats"]);
     refused(&format!("{well}[loop]\nwithout = \"serve\"\n"), &["no stage `serve`"]);
+    let run = format!("{well}[loop]\nrun = \"s3://chats/run\"\n");
+    refused(&run, &["`run` is to be a folder of a file system", "(`s3://`)"]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::super::follow::Running;
 use super::chats::converse;
 use super::stages::{ONLY_JUDGE, config, engine, pending};
-use super::{Loop, PATIENCE};
+use super::{Loop, PATIENCE, signal};
 use crate::harness::fake_engine::FakeEngine;
 use crate::harness::oclaw;
 
@@ -89,6 +89,28 @@ fn a_stage_that_fails_each_time_is_shown_and_heals() {
     let (code, words) = running.stop();
     assert_eq!(code, Some(3), "{words}");
     drop(other);
+}
+
+/// Whoever tidies up takes the logs away: what is started next has one again.
+#[test]
+fn logs_that_were_taken_away_begin_anew() {
+    let upstream = engine();
+    let rest =
+        format!("[judge]\nrules = \"\"\npoll = \"100ms\"\n{ONLY_JUDGE}restart-wait = \"20ms\"\n");
+    let looped = Loop::new(&config(&upstream.url(), &rest));
+    let mut running = looped.start();
+    running.hears("judge: started");
+    running.hears("advantage: started");
+    let judge = looped.running("judge");
+    fs::rename(looped.path("run/logs"), looped.path("old")).unwrap();
+    signal(judge, "KILL");
+    running.hears("judge: was killed");
+    running.hears("judge: started");
+    assert_eq!(converse(&looped.front, "on", 3), 0);
+    looped.until("the judge goes on", |status| pending(status, "nobody") == 2);
+    let said = fs::read_to_string(looped.path("run/logs/judge.log")).unwrap();
+    assert!(said.contains("rows"), "{said}");
+    assert_eq!(running.stop().0, Some(0));
 }
 
 /// The metrics of a server with keys are read by one of them; where that does not do,

@@ -9,7 +9,9 @@ use crate::harness::oclaw;
 fn refused(config: &str, further: &[&str]) -> String {
     let looped = Loop::new(config);
     let output = looped.command().args(further).assert().code(2);
-    assert!(!looped.path("run").exists(), "nothing is made for nothing");
+    for folder in ["run", "s3:"] {
+        assert!(!looped.path(folder).exists(), "nothing is made for nothing");
+    }
     String::from_utf8(output.get_output().stderr.clone()).unwrap()
 }
 
@@ -25,6 +27,11 @@ fn what_cannot_work_is_refused_before_anything_starts() {
         (SERVE, &["--without", "jugde"], "`without`: no stage `jugde` to do without"),
         (SERVE, &["--without", "advantage"], "`train` needs `advantage`"),
         (SERVE, &["--without", "hint"], "`estimator = \"combine\"` needs `hint`"),
+        (
+            SERVE,
+            &["--run", "s3://chats/run"],
+            "`run` is to be a folder of a file system, not of an object store (`s3://`)",
+        ),
         (
             "[serve]\nengine = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\n",
             &[],
