@@ -50,9 +50,9 @@ const NEEDED: Needed = Needed { built_in: judge::PROMPT, words: &["\\boxed"] };
 /// Several servers of one model (`--engine` given again, or a list in the settings)
 /// share the calls: each goes where the fewest are under way, and one that is gone is
 /// left out and tried again later. If all are gone, the run ends with exit code 4 and
-/// writes nothing; what was answered is kept. They must agree on the model's name and,
-/// where they tell it, on the version of its weights: kept answers are the model's,
-/// not a server's.
+/// writes nothing, or with 2 if they refuse the key; what was answered is kept. They must
+/// agree on the model's name and, where they tell it, on the version of its weights: kept
+/// answers are the model's, not a server's.
 ///
 /// `--calibrate LABELS` compares scores with people's: a CSV file with a column
 /// `label` (-1, 0 or 1; empty is not labelled) and `turn_id`, or `session_id` and

@@ -124,7 +124,7 @@ impl Meter {
 
     fn is_over(&self, state: &State, calls: u64) -> bool {
         let cost = self.budget.cost(state.prompt_tokens, state.completion_tokens);
-        let tokens = state.prompt_tokens + state.completion_tokens;
+        let tokens = state.prompt_tokens.saturating_add(state.completion_tokens);
         let Budget { max_requests, max_tokens_total, max_cost, .. } = &self.budget;
         max_requests.is_some_and(|most| state.granted.saturating_add(calls) > most)
             || max_tokens_total.is_some_and(|most| tokens >= most)
@@ -177,12 +177,14 @@ impl Meter {
     pub(crate) fn tokens(&self, tokens: Tokens) {
         let (prompt, completion) = tokens.counted.unwrap_or(tokens.guessed);
         let mut state = self.state.borrow_mut();
-        state.prompt_tokens += prompt;
-        state.completion_tokens += completion;
+        // A server may say any number.
+        let grow = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        grow(&mut state.prompt_tokens, prompt);
+        grow(&mut state.completion_tokens, completion);
         self.change(|usage| match tokens.counted {
             Some(_) => {
-                usage.prompt_tokens += prompt;
-                usage.completion_tokens += completion;
+                grow(&mut usage.prompt_tokens, prompt);
+                grow(&mut usage.completion_tokens, completion);
             }
             None => usage.uncounted += 1,
         });
@@ -266,7 +268,7 @@ impl Drop for Share<'_> {
 fn add(sum: &mut Usage, usage: &Usage) {
     sum.calls += usage.calls;
     sum.cache_hits += usage.cache_hits;
-    sum.prompt_tokens += usage.prompt_tokens;
-    sum.completion_tokens += usage.completion_tokens;
+    sum.prompt_tokens = sum.prompt_tokens.saturating_add(usage.prompt_tokens);
+    sum.completion_tokens = sum.completion_tokens.saturating_add(usage.completion_tokens);
     sum.uncounted += usage.uncounted;
 }

@@ -1,7 +1,7 @@
 //! The calls: which of them are needed, what becomes of each, and the count.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use comfy_table::Table;
 use futures_util::future::join_all;
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::Asking;
 use super::absent::Absent;
+use super::{Asking, MOST_REASONS};
 use crate::answers::Answers;
 use crate::away::Away;
 use crate::embedded::Embedded;
@@ -35,6 +35,8 @@ pub(crate) struct Asker<'a> {
     places: Semaphore,
     pub(super) meter: Meter,
     faults: RefCell<BTreeMap<String, u64>>,
+    /// Kinds of failures that were told.
+    told: RefCell<BTreeSet<String>>,
     pub(super) away: Away,
     pub(crate) absent: Absent,
 }
@@ -67,6 +69,7 @@ impl<'a> Asker<'a> {
             places: Semaphore::new(at_once),
             meter: Meter::new(&asking.budget),
             faults: RefCell::default(),
+            told: RefCell::default(),
             away: Away::default(),
             absent: Absent::default(),
         }
@@ -156,20 +159,41 @@ impl<'a> Asker<'a> {
                 }
                 self.away.weigh(&error, self.ping()).await;
                 let error = self.end_if_gone(error).await;
-                tracing::warn!(%error, "call failed");
-                Err(Fault::failed(few_words(&error)))
+                let reason = few_words(&error);
+                self.tell(&error, &reason);
+                Err(Fault::failed(reason))
             }
         }
     }
 
-    /// Ends the stage if nobody can be reached any more: to ask on would only
-    /// blame every row that is left. A connection that broke is not enough.
-    async fn end_if_gone(&self, error: Error) -> Error {
-        let waits = self.away.waits();
-        if !waits && self.pool.is_gone() && self.ping().await.is_err() && self.pool.is_gone() {
-            match self.absent.gone(error).await {}
+    /// Tells of a failed call, if it is the first of its kind: where one fails, a
+    /// hundred thousand may.
+    fn tell(&self, error: &Error, reason: &str) {
+        let mut told = self.told.borrow_mut();
+        if told.len() < MOST_REASONS && told.insert(reason.to_owned()) {
+            tracing::warn!(%error, "call failed; more of its kind are counted, and told with -v");
+        } else {
+            tracing::info!(%error, "call failed");
         }
-        error
+    }
+
+    /// Ends the stage if nobody can be reached any more, or the key is good for
+    /// nothing: to ask on would only blame every row that is left. A connection that
+    /// broke is not enough, nor is a question that is forbidden.
+    async fn end_if_gone(&self, error: Error) -> Error {
+        if self.away.waits() {
+            return error;
+        }
+        let gone = match &error {
+            Error::Unauthorized { status: 401, .. } => {
+                matches!(self.ping().await, Err(Error::Unauthorized { status: 401, .. }))
+            }
+            _ => self.pool.is_gone() && self.ping().await.is_err() && self.pool.is_gone(),
+        };
+        match gone {
+            true => match self.absent.gone(error).await {},
+            false => error,
+        }
     }
 
     /// Keeps a reply, whatever can be read in it: asking the same again would buy

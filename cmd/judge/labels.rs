@@ -29,10 +29,10 @@ impl Labels {
         let name = path.display();
         let bad =
             |line: u64, what: String| Failure::failed(format!("`{name}` line {line}: {what}"));
-        let mut reader =
-            csv::ReaderBuilder::new().trim(csv::Trim::All).from_path(path).map_err(|error| {
-                Failure::usage(format!("cannot read the labels in `{name}`: {error}"))
-            })?;
+        let bytes = std::fs::read(path).map_err(|error| {
+            Failure::usage(format!("cannot read the labels in `{name}`: {error}"))
+        })?;
+        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(&bytes[..]);
         let headers = reader.headers().map_err(|error| bad(1, error.to_string()))?.clone();
         let column = |wanted: &str| {
             headers.iter().position(|name| name.trim_start_matches('\u{feff}') == wanted)
@@ -48,7 +48,7 @@ impl Labels {
         let mut labels = Self::default();
         for record in reader.records() {
             let record = record.map_err(|error| Failure::failed(format!("`{name}`: {error}")))?;
-            let line = record.position().map_or(0, csv::Position::line);
+            let line = record.position().map_or(0, |place| line_of(place, &bytes));
             let field = |at: Option<usize>| {
                 at.and_then(|at| record.get(at)).filter(|text| !text.is_empty())
             };
@@ -90,4 +90,11 @@ impl Labels {
         let label = self.by_id.get(&turn.turn_id).or_else(|| self.by_place.get(&place))?;
         Some((label.value, label.line))
     }
+}
+
+/// Returns the line that a record stands on. Of a line's end in two characters the
+/// reader counts the second one to the record after it.
+fn line_of(place: &csv::Position, bytes: &[u8]) -> u64 {
+    let at = usize::try_from(place.byte()).unwrap_or_default();
+    place.line() + u64::from(bytes.get(at) == Some(&b'\n'))
 }

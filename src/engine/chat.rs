@@ -125,7 +125,7 @@ fn read(answer: &Answer) -> Result<ChatReply, Error> {
     let tool_calls = message
         .get("tool_calls")
         .filter(|calls| calls.as_array().is_some_and(|calls| !calls.is_empty()));
-    let content = match text("content") {
+    let content = match content(message) {
         Some(content) => content,
         None if reasoning.is_some() || tool_calls.is_some() => String::new(),
         None => return Err(answer.malformed("no content, no reasoning, no tool call")),
@@ -141,6 +141,20 @@ fn read(answer: &Answer) -> Result<ChatReply, Error> {
         completion_tokens: usage("completion_tokens"),
         weight_version: version.and_then(Value::as_str).map(str::to_owned),
     })
+}
+
+/// Returns the text of an answer. Some gateways write it as a list of parts, of which
+/// thinking is one; what is no text is no part of the answer.
+fn content(message: &Value) -> Option<String> {
+    match message.get("content")? {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(parts) => {
+            let texts = parts.iter().filter(|part| part["type"] == "text");
+            let texts: Vec<_> = texts.filter_map(|part| part["text"].as_str()).collect();
+            (!texts.is_empty()).then(|| texts.concat())
+        }
+        _ => None,
+    }
 }
 
 /// Returns the choice with index 0, wherever it stands. Its place counts where
@@ -175,6 +189,20 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_in_parts_is_its_text() {
+        let thinking = json!({"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        for (parts, expected) in [
+            (json!([text("a")]), "a"),
+            (json!([thinking, text("a "), 1, null, text("b")]), "a b"),
+            (json!([text("")]), ""),
+        ] {
+            let reply = reply(json!({"choices": [{"message": {"content": parts}}]})).unwrap();
+            assert_eq!(reply.content, expected, "{parts}");
+        }
+    }
+
+    #[test]
     fn an_answer_of_nothing_is_no_answer() {
         let bodies = [
             json!({}),
@@ -183,6 +211,9 @@ mod tests {
             json!({"choices": [{}]}),
             json!({"choices": [{"message": {"content": null}}]}),
             json!({"choices": [{"message": {"role": "assistant", "tool_calls": []}}]}),
+            json!({"choices": [{"message": {"content": []}}]}),
+            json!({"choices": [{"message": {"content": [{"type": "thinking", "thinking": []}]}}]}),
+            json!({"choices": [{"message": {"content": {"type": "text", "text": "a"}}}]}),
             json!([]),
         ];
         for body in bodies {

@@ -143,6 +143,12 @@ fn what_cannot_be_compared_is_counted_or_refused() {
     for (labels, flags, code, expected) in [
         ("turn_id,label\nID1,2\n", &[][..], 1, "labels.csv` line 2: label `2` is not -1, 0 or 1"),
         ("turn_id,label\nID1,1\nID1,0\n", &[], 1, "line 3: 0 for a turn that has 1 on line 2"),
+        (
+            "turn_id,label\r\nID1,1\r\nID1,0\r\n",
+            &[],
+            1,
+            "line 3: 0 for a turn that has 1 on line 2",
+        ),
         ("turn_id,label\n,1\n", &[], 1, "line 2: it does not say which turn"),
         ("session_id,turn,label\ns,one,1\n", &[], 1, "line 2: turn `one` is not a number"),
         ("session_id,label\ns,1\n", &[], 1, "line 1: no column `label`, or neither"),

@@ -264,6 +264,74 @@ fn what_an_unusable_answer_cost_is_counted() {
     assert_eq!(errors, [Some("malformed answer"), refused, None, None, Some("budget")]);
 }
 
+/// A server may count as it likes: a budget by tokens ends there, and nothing else does.
+#[test]
+fn tokens_beyond_all_numbers_are_spent() {
+    let (folder, fake) = (tempfile::tempdir().unwrap(), judge());
+    let (input, output) = (table(folder.path()), folder.path().join("out.parquet"));
+    let mut body = says("\\boxed{1}", "stop").1;
+    body["usage"] = json!({"prompt_tokens": u64::MAX, "completion_tokens": u64::MAX});
+    fake.on(CHAT, [Reply::json(200, body)]);
+    let run = |flags: &[&str], code: i32| {
+        oclaw()
+            .args(["judge", "--votes", "1", "--at-once", "1", "--engine", &fake.url(), "-o"])
+            .args([&output, &input])
+            .args(flags)
+            .assert()
+            .code(code);
+        read(&output).iter().filter(|turn| turn.score == Some(1.0)).count()
+    };
+    assert_eq!(run(&[], 0), 3);
+    assert_eq!(run(&["--max-tokens-total", "100"], 3), 1);
+}
+
+/// A key that is good for nothing ends the run, and no row gets the blame.
+#[test]
+fn a_refused_key_ends_the_run() {
+    let (folder, fake) = (tempfile::tempdir().unwrap(), judge());
+    let (input, output) = (table(folder.path()), folder.path().join("out.parquet"));
+    let wrong = || Reply::json(401, json!({"error": {"message": "wrong key"}}));
+    let good = || Reply::json(200, says("\\boxed{1}", "stop").1);
+    let run = |replies: &[Reply], code: i32| {
+        fake.forget();
+        fake.on(CHAT, replies.to_vec());
+        let run = oclaw()
+            .args(["judge", "--votes", "1", "--at-once", "1", "--engine", &fake.url(), "-o"])
+            .args([&output, &input])
+            .assert()
+            .code(code);
+        words(&run.get_output().stderr)
+    };
+    let talk = run(&[good(), wrong()], 2);
+    assert!(talk.contains("refused the key (401): wrong key hint: "), "{talk}");
+    assert!(!output.exists());
+    assert_eq!(asked(&fake).len(), 3, "two turns, and whether it was the turn's fault");
+    // One question that is refused, where others are not, is that turn's.
+    let talk = run(&[wrong(), good()], 3);
+    assert!(talk.contains("calls without a verdict: key refused (401) 1"), "{talk}");
+    assert!(output.exists());
+}
+
+/// A server that fails every call does so in one line.
+#[test]
+fn failures_of_a_kind_are_told_once() {
+    let (folder, fake) = (tempfile::tempdir().unwrap(), judge());
+    let (input, output) = (table(folder.path()), folder.path().join("out.parquet"));
+    fake.on(CHAT, [Reply::json(400, json!({"error": {"message": "no such thing"}}))]);
+    let run = |verbose: &[&str]| {
+        let run = oclaw()
+            .args(["judge", "--engine", &fake.url(), "-o"])
+            .args([&output, &input])
+            .args(verbose)
+            .assert()
+            .code(3);
+        let talk = words(&run.get_output().stderr);
+        assert!(talk.contains("calls without a verdict: status 400 9"), "{talk}");
+        talk.matches("no such thing").count()
+    };
+    assert_eq!((run(&[]), run(&["-v"])), (1, 9));
+}
+
 /// A first answer that takes its time holds those after it back: no more turns are
 /// begun than may be under way, and each keeps its place.
 #[test]
