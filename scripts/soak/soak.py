@@ -181,16 +181,20 @@ class Soak:
             return None
 
     def settle(self, patience=300):
-        """Waits until every turn is trained or refused, and the newest policy served."""
-        end = time.monotonic() + patience
+        """Waits until every turn is trained or refused, and the newest policy served: as
+        long as fewer turns wait, or another policy is served, than `patience` seconds ago."""
+        end, before = time.monotonic() + patience, None
         status = self.status()
         while time.monotonic() < end:
             status = self.status()
             if status:
                 served = set(status["policy"]["served"].values())
                 current = served == {str(status["policy"]["published"])}
-                if current and sum(status["account"]["pending"].values()) == 0:
+                pending = sum(status["account"]["pending"].values())
+                if current and pending == 0:
                     return status, True
+                if (pending, served) != before:
+                    end, before = time.monotonic() + patience, (pending, served)
             time.sleep(0.5)
         return status, False
 
