@@ -278,6 +278,12 @@ fn check_tokenizer(
         .hint("give the policy's folder by `--tokenizer`; a teacher must share its vocabulary")
         .into());
     }
+    if recorded.tokenizer_hash.is_none() {
+        say(format!(
+            "warning: the table does not tell the tokenizer of its ids: that of `{}` is taken for it",
+            folder.display()
+        ));
+    }
     let found = chat.template_hash();
     if let Some(hash) = recorded.chat_template_hash.as_ref().filter(|hash| **hash != found) {
         say(format!(
