@@ -196,14 +196,20 @@ struct With<'a> {
     vocabulary: usize,
     scorer: Scorer,
     counts: RefCell<Counts>,
-    /// Whether it was warned of the shards' chat template.
+    /// Whether it was warned of a tokenizer or chat template.
     warned: Cell<bool>,
 }
 
 impl With<'_> {
     /// Scores one table.
     async fn table(&self, source: Source, output: &Output) -> anyhow::Result<Tally> {
-        let Self { args, context, scorer, .. } = self;
+        let Self { args, context, scorer, folder, .. } = self;
+        if source.provenance().tokenizer_hash.is_none() && !self.warned.replace(true) {
+            context.say(format!(
+                "warning: the table does not tell the tokenizer of its ids: that of `{}` is taken for it",
+                folder.display()
+            ));
+        }
         let mut plan = args.files.plan(context, Writer::TeacherLp, &source)?;
         plan.at_once = args.at_once as usize;
         plan.needs = &["hints"];
@@ -277,12 +283,6 @@ fn check_tokenizer(
         ))
         .hint("give the policy's folder by `--tokenizer`; a teacher must share its vocabulary")
         .into());
-    }
-    if recorded.tokenizer_hash.is_none() {
-        say(format!(
-            "warning: the table does not tell the tokenizer of its ids: that of `{}` is taken for it",
-            folder.display()
-        ));
     }
     let found = chat.template_hash();
     if let Some(hash) = recorded.chat_template_hash.as_ref().filter(|hash| **hash != found) {

@@ -61,7 +61,8 @@ fn the_calls_are_spread() {
         let counts = fakes.each_ref().map(calls);
         let all = counts[0] + counts[1];
         assert_eq!(all, if stage == "judge" { 9 } else { 12 });
-        assert!(counts[0] >= 3 && counts[1] >= 3, "{counts:?}");
+        // Who is slower gets less; nobody gets nothing, for the first calls go out together.
+        assert!(counts[0] >= 1 && counts[1] >= 1, "{counts:?}");
         for (url, count) in urls.iter().zip(counts) {
             assert!(talk.contains(&format!("calls of {url} {count}, 0 of them failed")), "{talk}");
         }

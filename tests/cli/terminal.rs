@@ -37,6 +37,9 @@ pub(super) fn terminal() -> (File, OwnedFd) {
 /// What was shown so far, and the event that there is more.
 pub(super) type Screen = Arc<(Mutex<String>, Condvar)>;
 
+/// What a screen shows last: everybody who wrote to it is gone.
+pub(super) const CLOSED: &str = "\0";
+
 pub(super) fn watched(mut side: File) -> Screen {
     let screen = Screen::default();
     let shown = screen.clone();
@@ -47,6 +50,8 @@ pub(super) fn watched(mut side: File) -> Screen {
             shown.0.lock().unwrap().push_str(&String::from_utf8_lossy(&piece[..count]));
             shown.1.notify_all();
         }
+        shown.0.lock().unwrap().push_str(CLOSED);
+        shown.1.notify_all();
     });
     screen
 }

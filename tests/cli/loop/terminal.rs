@@ -2,7 +2,7 @@
 
 use std::process::{Child, Command, Stdio};
 
-use super::super::terminal::{Screen, seen, terminal, watched};
+use super::super::terminal::{CLOSED, Screen, seen, terminal, watched};
 use super::Loop;
 use super::chats::converse;
 use super::signal;
@@ -28,7 +28,7 @@ fn shown(like: &assert_cmd::Command, looped: &Loop) -> (Child, Screen) {
 
 /// Returns what stands on a terminal in the end, line by line.
 fn picture(screen: &Screen) -> Vec<String> {
-    let text = screen.0.lock().unwrap().replace('\r', "");
+    let text = screen.0.lock().unwrap().replace('\r', "").replace(CLOSED, "");
     // Lines that are too long are cut, where they would else be two.
     assert!(text.contains("\x1b[?7l"), "{text}");
     let text = text.replace("\x1b[?7l", "").replace("\x1b[?7h", "");
@@ -85,7 +85,7 @@ fn a_terminal_shows_one_picture_with_lines_above() {
 
     signal(i64::from(child.id()), "TERM");
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    seen(&screen, &["ending: serve first", "serve: ended"]);
+    seen(&screen, &["ending: serve first", "serve: ended", CLOSED]);
     let lines = picture(&screen);
     assert!(lines.iter().any(|line| line.starts_with("captured 2 = ")), "{lines:#?}");
 }
