@@ -114,5 +114,6 @@ fn a_terminal_shows_rate_and_time_left() {
     // Asked to be quiet, it is.
     let (mut child, screen) = judging(folder.path(), &fake, &["-q"]);
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert_eq!(*screen.0.lock().unwrap(), "");
+    seen(&screen, &[CLOSED]);
+    assert_eq!(*screen.0.lock().unwrap(), CLOSED);
 }
