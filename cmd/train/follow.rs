@@ -267,8 +267,8 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the number of turns of a shard of which the ledger has every one. One of a store is copied to
-    /// be looked at, and read as any other.
+    /// Returns the number of turns of a shard of which the ledger has every one. A shard
+    /// of a store is copied to be looked at, and then read as any other.
     fn is_known(&self, shard: &Shard) -> Option<usize> {
         let ids = turn_ids(File::open(&shard.path).ok()?)?;
         let known = |id: &String| self.trainer.ledger().entry(id).is_some();

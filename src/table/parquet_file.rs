@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};
 
-use arrow::array::{ArrayRef, AsArray, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::{SchemaRef, TimestampMicrosecondType};
 use bytes::Bytes;
 use parquet::arrow::ProjectionMask;
@@ -71,13 +71,16 @@ impl ParquetFile {
     }
 
     /// Returns the turn ids of the rows, reading no other column; nothing if there is
-    /// no such column of texts.
+    /// no such column of texts, or a row without one.
     pub(super) fn turn_ids(self) -> Result<Option<Vec<String>>, Error> {
         let Some(column) = self.place("turn_id") else { return Ok(None) };
         let mut ids = Vec::new();
         let mut rows = self.column_reader(column)?;
         while let Some(batch) = rows.next()? {
-            let Some(texts) = batch.column(0).as_string_opt::<i32>() else { return Ok(None) };
+            let texts = batch.column(0).as_string_opt::<i32>();
+            let Some(texts) = texts.filter(|texts| texts.null_count() == 0) else {
+                return Ok(None);
+            };
             ids.extend(texts.iter().flatten().map(str::to_owned));
         }
         Ok(Some(ids))

@@ -11,7 +11,7 @@ use oclaw::capture::{
     Captured, Dialect, Ending, Outcome, Prepared, Relay, StreamCapture, prepare, read_answer,
 };
 use oclaw::wire::openai::ChatRequest;
-use oclaw::wire::sse::Decoder;
+use oclaw::wire::sse::{Decoder, Event};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -308,15 +308,21 @@ fn stream(prepared: Prepared, text: &[u8], size: usize) -> (String, Vec<Captured
     let mut events: Vec<_> =
         text.chunks(size).flat_map(|chunk| decoder.push(chunk).collect::<Vec<_>>()).collect();
     events.extend(decoder.finish());
+    let client = relayed(&mut capture, &events);
+    (String::from_utf8(client).unwrap(), capture.finish(Ending::Closed))
+}
+
+/// Takes events through a capture and returns what the client gets of them.
+fn relayed(capture: &mut StreamCapture, events: &[Event]) -> Vec<u8> {
     let mut client = Vec::new();
-    for event in &events {
+    for event in events {
         match capture.event(event) {
             Relay::Pass => client.extend_from_slice(&event.raw),
             Relay::Edited(bytes) => client.extend_from_slice(&bytes),
             Relay::Drop => {}
         }
     }
-    (String::from_utf8(client).unwrap(), capture.finish(Ending::Closed))
+    client
 }
 
 fn events(documents: &[Value]) -> String {

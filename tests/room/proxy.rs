@@ -178,6 +178,18 @@ fn whole_stream() -> Vec<Step> {
     ]
 }
 
+/// A stream that stands still after its first word until the gate is opened.
+fn held_stream() -> (Gate, impl Fn(&Seen) -> Vec<Step> + Send + std::marker::Sync + 'static) {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let script = move |_: &Seen| {
+        let mut steps = whole_stream();
+        steps.insert(2, Step::Hold(held.clone()));
+        steps
+    };
+    (gate, script)
+}
+
 /// Reads a stream until it holds a text.
 async fn until(response: &mut Response, wanted: &str) -> String {
     let mut text = String::new();
@@ -190,13 +202,7 @@ async fn until(response: &mut Response, wanted: &str) -> String {
 
 #[tokio::test]
 async fn a_stream_is_a_stream_and_a_row() {
-    let gate = Gate::default();
-    let held = gate.clone();
-    let script = move |_: &Seen| {
-        let mut steps = whole_stream();
-        steps.insert(2, Step::Hold(held.clone()));
-        steps
-    };
+    let (gate, script) = held_stream();
     let rig = Rig::start(Speaks::Sglang, script, |_| {}).await;
     let mut response =
         rig.chat(&ask_stream("hi")).header("x-session-id", "s").send().await.unwrap();

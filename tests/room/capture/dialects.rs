@@ -206,14 +206,7 @@ fn captured(text: &str, style: &Style, dialect: Dialect) -> (Vec<u8>, Captured) 
         }
     }
     events.extend(decoder.finish());
-    let mut client = Vec::new();
-    for event in &events {
-        match capture.event(event) {
-            Relay::Pass => client.extend_from_slice(&event.raw),
-            Relay::Edited(bytes) => client.extend_from_slice(&bytes),
-            Relay::Drop => {}
-        }
-    }
+    let client = relayed(&mut capture, &events);
     let mut found = capture.finish(Ending::Closed);
     assert_eq!(found.len(), 1);
     (client, found.remove(0))

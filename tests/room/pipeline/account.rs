@@ -120,13 +120,18 @@ fn a_stage_that_loses_rows_is_found_out() {
 /// can say, and none is counted twice or left out.
 #[test]
 fn a_shard_whose_ids_cannot_be_read_waits_and_is_told() {
+    unreadable(Arc::new(UInt64Array::from(vec![1, 2, 3])));
+    // Not even if the ledger knows all that are there.
+    unreadable(Arc::new(StringArray::from(vec![Some("a-turn-1"), None, Some("a-turn-1")])));
+}
+
+fn unreadable(ids: ArrayRef) {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path();
     for folder in ["turns", "judged", "hinted", "taught"] {
         shard(run, folder, "a", 1..4);
     }
     fs::create_dir_all(run.join("ready")).unwrap();
-    let ids: ArrayRef = Arc::new(UInt64Array::from(vec![1, 2, 3]));
     let batch = RecordBatch::try_from_iter([("turn_id", ids)]).unwrap();
     let path = run.join("ready/a.parquet");
     let file = File::create(&path).unwrap();

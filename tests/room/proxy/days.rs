@@ -4,13 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn weights_change_under_running_chats() {
-    let gate = Gate::default();
-    let held = gate.clone();
-    let script = move |_: &Seen| {
-        let mut steps = whole_stream();
-        steps.insert(2, Step::Hold(held.clone()));
-        steps
-    };
+    let (gate, script) = held_stream();
     let rig = Rig::start(Speaks::Sglang, script, |_| {}).await;
     let mut response = rig.chat(&ask_stream("hi")).send().await.unwrap();
     until(&mut response, "\"a\"").await;
@@ -156,13 +150,7 @@ async fn a_restart_goes_on_with_open_conversations() {
 
 #[tokio::test]
 async fn shutdown_waits_for_answers_up_to_its_limit() {
-    let gate = Gate::default();
-    let held = gate.clone();
-    let script = move |_: &Seen| {
-        let mut steps = whole_stream();
-        steps.insert(2, Step::Hold(held.clone()));
-        steps
-    };
+    let (gate, script) = held_stream();
     let rig = Rig::start(Speaks::Sglang, script, |_| {}).await;
     let mut response = rig.chat(&ask_stream("hi")).send().await.unwrap();
     until(&mut response, "\"a\"").await;

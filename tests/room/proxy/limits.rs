@@ -28,13 +28,7 @@ async fn headers_have_a_limit() {
 
 #[tokio::test]
 async fn so_many_requests_at_a_time_and_no_more() {
-    let gate = Gate::default();
-    let held = gate.clone();
-    let script = move |_: &Seen| {
-        let mut steps = whole_stream();
-        steps.insert(2, Step::Hold(held.clone()));
-        steps
-    };
+    let (gate, script) = held_stream();
     let rig = Rig::start(Speaks::Sglang, script, |options| options.limits.streams = 2).await;
     let mut running = Vec::new();
     for name in ["one", "two"] {
