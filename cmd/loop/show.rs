@@ -97,6 +97,8 @@ pub(super) fn status(folder: &Path) -> anyhow::Result<Exit> {
 
 /// Tells what is known of a process whose supervisor was killed.
 fn leave(child: &mut ChildStatus) {
+    // Nobody has looked since.
+    child.trouble = None;
     if let Some(pid) = child.pid {
         let runs = Identity::of(pid).is_some();
         child.phase = if runs { "left running" } else { "ended" }.to_owned();

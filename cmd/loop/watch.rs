@@ -85,7 +85,7 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
         }
         tokio::select! {
             () = signalled(&signal), if !drained => {}
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(if drained { pause.min(usual) } else { pause }) => {}
         }
     }
     watch.close()

@@ -162,6 +162,7 @@ class Soak:
     def balance(self):
         """Holds that every turn is accounted for, whatever has just been done."""
         status = self.status()
+        self.done["accounts taken" if status else "accounts not told"] += 1
         if status and not balanced(status["account"]):
             self.unbalanced.append(status["account"])
 
@@ -183,7 +184,7 @@ class Soak:
     def settle(self, patience=300):
         """Waits until every turn is trained or refused, and the newest policy served: as
         long as fewer turns wait, or another policy is served, than `patience` seconds ago."""
-        end, before = time.monotonic() + patience, None
+        end, fewest, seen = time.monotonic() + patience, float("inf"), set()
         status = self.status()
         while time.monotonic() < end:
             status = self.status()
@@ -193,8 +194,9 @@ class Soak:
                 pending = sum(status["account"]["pending"].values())
                 if current and pending == 0:
                     return status, True
-                if (pending, served) != before:
-                    end, before = time.monotonic() + patience, (pending, served)
+                if pending < fewest or served - seen:
+                    end, fewest = time.monotonic() + patience, min(fewest, pending)
+                    seen |= served
             time.sleep(0.5)
         return status, False
 

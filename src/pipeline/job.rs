@@ -93,6 +93,14 @@ impl Launcher {
         }
     }
 
+    /// Asks whether all is here that it takes to run jobs, and looks at them once.
+    pub async fn check(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Local(_) | Self::Ray(_) => Ok(()),
+            Self::Slurm(slurm) => slurm.version().await.map(drop),
+        }
+    }
+
     /// Starts a job. One of the same id that runs already is taken up.
     pub async fn start(&mut self, job: &Job) -> Result<(), Error> {
         match self {

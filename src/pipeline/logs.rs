@@ -24,15 +24,27 @@ pub(super) fn rotate(log: &Path, longest: u64) -> io::Result<()> {
         Ok(facts) if facts.len() > longest => {}
         _ => return Ok(()),
     }
-    for number in (1..KEPT).rev() {
+    // The old ones move once there is another: on a full disk they stay.
+    let fresh = numbered(log, 0);
+    if let Err(error) = take_over(log, &fresh) {
+        // What is half there is still in the log.
+        let _ = fs::remove_file(&fresh);
+        return Err(error);
+    }
+    for number in (0..KEPT).rev() {
         let from = numbered(log, number);
         if from.exists() {
             fs::rename(from, numbered(log, number + 1))?;
         }
     }
+    Ok(())
+}
+
+/// Moves what a log holds into another file.
+fn take_over(log: &Path, fresh: &Path) -> io::Result<()> {
     let mut source = File::options().read(true).write(true).open(log)?;
     let facts = source.metadata()?;
-    let mut aside = File::create(numbered(log, 1))?;
+    let mut aside = File::create(fresh)?;
     // Less than the whole, for a file that ends where it is cut cannot be cut so.
     let block = facts.blksize().max(1);
     let whole = facts.len().saturating_sub(1) / block * block;
@@ -105,6 +117,13 @@ mod tests {
             assert_eq!(fs::read_to_string(numbered(&log, number)).unwrap(), word);
         }
         assert!(!numbered(&log, 5).exists());
+        // What cannot be set aside leaves those that were.
+        fs::create_dir(numbered(&log, 0)).unwrap();
+        fs::write(&log, "much too long").unwrap();
+        let before = fs::read_to_string(numbered(&log, 1)).unwrap();
+        assert!(rotate(&log, 5).is_err());
+        assert_eq!(fs::read_to_string(numbered(&log, 1)).unwrap(), before);
+        assert_eq!(fs::read_to_string(&log).unwrap(), "much too long");
     }
 
     /// Whether beginnings can be taken out of the files of a folder.

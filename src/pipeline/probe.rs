@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reqwest::{Client, StatusCode};
+use reqwest::{Client, ClientBuilder, StatusCode, Url};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
@@ -13,14 +13,25 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub(super) struct Probe {
     client: Client,
+    /// For what is on this machine: a proxy would get the key, and not find the server.
+    here: Client,
 }
 
 impl Probe {
     pub(super) fn new() -> Self {
         // Somebody else's will do as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::builder().timeout(PATIENCE).pool_max_idle_per_host(1).build();
-        Self { client: client.unwrap_or_default() }
+        let builder = || Client::builder().timeout(PATIENCE).pool_max_idle_per_host(1);
+        let made = |builder: ClientBuilder| builder.build().unwrap_or_default();
+        Self { client: made(builder()), here: made(builder().no_proxy()) }
+    }
+
+    fn client(&self, url: &str) -> &Client {
+        let url = Url::parse(url).ok();
+        match url.as_ref().and_then(Url::host_str) {
+            Some("127.0.0.1" | "localhost" | "[::1]") => &self.here,
+            _ => &self.client,
+        }
     }
 
     /// Whether a server is ready. A path says where to ask; without one it is an
@@ -59,7 +70,7 @@ impl Probe {
         url: &str,
         key: Option<&SecretString>,
     ) -> Result<String, String> {
-        let mut request = self.client.get(url);
+        let mut request = self.client(url).get(url);
         if let Some(key) = key {
             request = request.bearer_auth(key.expose_secret());
         }
@@ -79,7 +90,7 @@ impl Probe {
     }
 
     async fn status(&self, url: String) -> Option<StatusCode> {
-        Some(self.client.get(url).send().await.ok()?.status())
+        Some(self.client(&url).get(&url).send().await.ok()?.status())
     }
 }
 

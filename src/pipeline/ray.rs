@@ -240,7 +240,9 @@ impl Told {
                 Some(code @ 0..) => State::Ended { code: Some(code) },
                 // A signal, by its number.
                 Some(_) => State::Ended { code: None },
-                None => State::Over { told: "failed: Ray had no place for it, or lost its node" },
+                None => State::Over {
+                    told: "failed before it ran, or with its node: the head's dashboard says why",
+                },
             }),
             "STOPPED" => Some(State::Over { told: "was stopped" }),
             _ => None,

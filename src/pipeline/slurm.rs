@@ -137,26 +137,19 @@ impl Slurm {
         self.seen = None;
         self.unsure.insert(job.name.clone(), job.id.clone());
         let said = self.run("sbatch", &arguments, Some(&script(job))).await;
-        let said = match said {
+        // `NUMBER`, or `NUMBER;CLUSTER`.
+        let number: Result<u64, Error> = said.and_then(|said| {
+            let number = said.trim().split(';').next().and_then(|number| number.parse().ok());
+            number.ok_or_else(|| problem("sbatch", format!("it said `{}`", said.trim())))
+        });
+        let found = match &number {
+            Ok(number) => Some(*number),
             // It may have been taken all the same.
-            Err(error) => match self.find(&job.id).await? {
-                Some(_) => {
-                    self.unsure.remove(&job.name);
-                    return Ok(());
-                }
-                None => {
-                    self.unsure.remove(&job.name);
-                    return Err(error);
-                }
-            },
-            said => said?,
+            Err(_) => self.find(&job.id).await?,
         };
         self.unsure.remove(&job.name);
-        // `NUMBER`, or `NUMBER;CLUSTER`.
-        let number = said.trim().split(';').next().and_then(|number| number.parse().ok());
-        let number: u64 =
-            number.ok_or_else(|| problem("sbatch", format!("it said `{}`", said.trim())))?;
-        self.known.insert(job.id.clone(), (number, 0));
+        let Some(found) = found else { return number.map(drop) };
+        self.known.insert(job.id.clone(), (found, 0));
         Ok(())
     }
 
@@ -187,7 +180,7 @@ impl Slurm {
         }
         let looks = self.known.get(&job.id).map_or(0, |(_, looks)| *looks) + 1;
         self.known.insert(job.id.clone(), (number, looks));
-        Ok(if looks < LOOKS { State::Pending } else { State::Lost })
+        Ok(if looks < LOOKS { State::Pending } else { queued.unwrap_or(State::Lost) })
     }
 
     /// Does nothing: the job writes its log itself, on the shared file system.

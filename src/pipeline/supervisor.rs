@@ -69,7 +69,7 @@ impl Supervisor {
             logs_seen: None,
             run,
         };
-        if let Err(error) = supervisor.launcher.look().await
+        if let Err(error) = supervisor.launcher.check().await
             && error.is_lasting()
         {
             return Err(error);
@@ -181,9 +181,13 @@ impl Supervisor {
         };
         match self.watched[index].child.tier {
             Tier::Engine => true,
-            // Of several engines one that has ended meanwhile is done without.
+            // Of several engines one that has ended meanwhile, or ends each time, is
+            // done without.
             Tier::Serve => {
-                let known = |it: &Watched| it.was_ready || it.phase == Phase::GivenUp;
+                let now = Instant::now();
+                let known = |it: &Watched| {
+                    it.was_ready || it.phase == Phase::GivenUp || it.is_failing(&self.limits, now)
+                };
                 let up = |it: &Watched| it.phase == Phase::Up;
                 of(Tier::Engine).all(|it| up(it) || known(it))
                     && (of(Tier::Engine).next().is_none() || of(Tier::Engine).any(up))
@@ -214,8 +218,11 @@ impl Supervisor {
                 }
             }
             Err(error) => {
-                let told = watched.not_started(error.is_lasting(), &self.limits, now);
-                self.tell(index, &format!("{}: {told}", chain(&error)));
+                let why = chain(&error);
+                let told = watched.not_started(&why, error.is_lasting(), &self.limits, now);
+                if watched.is_news(&told, &self.limits) {
+                    self.tell(index, &told);
+                }
             }
         }
     }
@@ -228,7 +235,10 @@ impl Supervisor {
         }
         let end = match self.launcher.poll(&watched.job).await {
             Ok(state @ (State::Running | State::Pending)) => {
-                watched.trouble = None;
+                // The next time it is news again.
+                if watched.trouble.take().is_some() {
+                    watched.said = None;
+                }
                 return state == State::Running;
             }
             Ok(end) => end,
@@ -249,10 +259,8 @@ impl Supervisor {
         let watched = &mut self.watched[index];
         watched.trouble = None;
         let mut told = watched.ended(end, &self.limits, Instant::now());
-        // Of programs that are not ours nobody knows what they say.
-        let ours = watched.job.argv.get(2).is_some_and(|word| word == "--config");
         if matches!(end, State::Ended { code: Some(1..) })
-            && ours
+            && watched.is_ours()
             && let Some(words) = logs::last_words(&watched.job.log)
         {
             told.push_str(&format!("\n  {words}"));
@@ -301,8 +309,11 @@ impl Supervisor {
             let _ = self.launcher.logs(&watched.job).await;
         }
         if let Err(source) = logs::rotate(&watched.job.log, self.limits.log_bytes) {
-            let error = Error::file(&watched.job.log, source);
-            self.tell_once(index, chain(&error));
+            let told = chain(&Error::file(&watched.job.log, source));
+            if self.watched[index].log_said.as_ref() != Some(&told) {
+                self.tell(index, &told);
+                self.watched[index].log_said = Some(told);
+            }
         }
     }
 

@@ -98,6 +98,8 @@ pub(super) struct Watched {
     pub(super) trouble: Option<String>,
     /// What is wrong, as it was said.
     pub(super) said: Option<String>,
+    /// What is wrong with its log, as it was said.
+    pub(super) log_said: Option<String>,
     /// Ends in a row, none of them after a steady time.
     streak: u32,
     /// Of these, the ones that were its own fault.
@@ -120,10 +122,17 @@ impl Watched {
             last_end: None,
             trouble: None,
             said: None,
+            log_said: None,
             streak: 0,
             faults: 0,
             lasted: Duration::ZERO,
         }
+    }
+
+    /// Whether it is a program of ours. Of others nobody knows what their words and
+    /// exit codes mean.
+    pub(super) fn is_ours(&self) -> bool {
+        self.child.argv.get(2).is_some_and(|word| word == "--config")
     }
 
     pub(super) fn enter(&mut self, phase: Phase, now: Instant) {
@@ -198,15 +207,28 @@ impl Watched {
     }
 
     /// Notes that it could not be started, and says what comes of it.
-    pub(super) fn not_started(&mut self, lasting: bool, limits: &Limits, now: Instant) -> String {
-        self.last_end = Some("could not be started".to_owned());
+    pub(super) fn not_started(
+        &mut self,
+        why: &str,
+        lasting: bool,
+        limits: &Limits,
+        now: Instant,
+    ) -> String {
+        self.last_end = Some(format!("could not be started: {why}"));
         self.faults += u32::from(lasting);
         if self.faults >= limits.give_up {
             self.enter(Phase::GivenUp, now);
-            return "it is not tried again".to_owned();
+            return format!("{why}: it is not tried again");
         }
         let wait = self.rest(limits, now);
-        format!("tried again in {:.1} s", wait.as_secs_f64())
+        match self.streak >= limits.give_up {
+            false => format!("{why}: tried again in {:.1} s", wait.as_secs_f64()),
+            // The same words each time, as long as it is the same.
+            true => format!(
+                "{why}, as each time of late: tried again every {:.0} s at least",
+                limits.longest_wait.as_secs_f64()
+            ),
+        }
     }
 
     /// Lets it rest, longer each time.
@@ -355,9 +377,14 @@ mod tests {
         // A program that is not there; a machine that is full may have room again.
         let mut it = watched(true);
         let now = Instant::now();
-        let told = [true, false, true, true].map(|gone| it.not_started(gone, &LIMITS, now));
-        let wanted = ["1.0", "2.0", "4.0"].map(|wait| format!("tried again in {wait} s"));
-        assert_eq!(told[..3], wanted);
-        assert_eq!((told[3].as_str(), it.phase), ("it is not tried again", Phase::GivenUp));
+        let told = [true, false, true, true].map(|gone| it.not_started("x", gone, &LIMITS, now));
+        let wanted = [
+            "x: tried again in 1.0 s",
+            "x: tried again in 2.0 s",
+            "x, as each time of late: tried again every 5 s at least",
+            "x: it is not tried again",
+        ];
+        assert_eq!((told.each_ref().map(String::as_str), it.phase), (wanted, Phase::GivenUp));
+        assert_eq!(it.last_end.as_deref(), Some("could not be started: x"));
     }
 }

@@ -12,8 +12,6 @@ pub(super) struct Drain {
     /// Which of the tiers is ending.
     tier: usize,
     since: Instant,
-    /// Whether its processes were told to end at once.
-    forced: bool,
 }
 
 impl Supervisor {
@@ -25,7 +23,7 @@ impl Supervisor {
             for watched in &mut self.watched {
                 watched.failed = watched.is_failing(&self.limits, now);
             }
-            self.drain = Some(Drain { tier: 0, since: now, forced: false });
+            self.drain = Some(Drain { tier: 0, since: now });
         }
     }
 
@@ -36,20 +34,19 @@ impl Supervisor {
 
     pub(super) async fn drain_on(&mut self) {
         let now = Instant::now();
-        let Some(Drain { tier, since, forced }) = &self.drain else { return };
-        let (at, since, forced) = (*tier, *since, *forced);
+        let Some(Drain { tier, since }) = &self.drain else { return };
+        let (at, since) = (*tier, *since);
         let Some(tier) = ENDING.get(at) else { return };
         let late = now.duration_since(since) >= self.limits.grace;
         let mut alive = false;
         for index in 0..self.watched.len() {
             if self.watched[index].child.tier == *tier {
-                alive |= self.end(index, late && !forced).await;
+                alive |= self.end(index, late).await;
             }
         }
-        self.drain = Some(match alive {
-            true => Drain { tier: at, since, forced: forced || late },
-            false => Drain { tier: at + 1, since: now, forced: false },
-        });
+        if !alive {
+            self.drain = Some(Drain { tier: at + 1, since: now });
+        }
     }
 
     /// Ends a process further. Returns whether it is still there.
@@ -66,7 +63,8 @@ impl Supervisor {
         let state = self.launcher.poll(&watched.job).await.unwrap_or(State::Running);
         if !state.is_alive() {
             // Asked to end, it ends with 0 unless it has lost something.
-            watched.failed |= matches!(state, State::Ended { code: Some(1) });
+            let lost = matches!(state, State::Ended { code: Some(1 | 101) });
+            watched.failed |= lost && watched.is_ours();
             watched.enter(Phase::Over, now);
             let told = match state {
                 State::Ended { code: Some(code) } if code != 0 => {
@@ -84,8 +82,9 @@ impl Supervisor {
             if watched.phase != Phase::Ending && asked.is_ok() {
                 watched.enter(Phase::Ending, now);
             }
-            if force {
-                self.tell(index, "did not end in time, and is killed");
+            // Who could not be reached with it is told again.
+            if force && asked.is_ok() {
+                self.tell_once(index, "did not end in time, and is killed".to_owned());
             }
         }
         true

@@ -152,3 +152,36 @@ fn what_a_server_with_keys_counts_is_known_or_said_not_to_be() {
     }
     assert_eq!(running.stop().0, Some(0));
 }
+
+/// Nobody knows what exit codes of other people's programs mean.
+#[test]
+fn an_engine_of_others_may_end_as_it_likes() {
+    let upstream = engine();
+    let rest = format!("[judge]\nrules = \"\"\npoll = \"100ms\"\n{ONLY_JUDGE}");
+    let config = config(&upstream.url(), &rest);
+    let command = "command = [\"sh\", \"-c\", \"trap 'exit 1' TERM; while :; do sleep 0.1; done\"]";
+    let looped = Loop::new(&config.replacen("url", &format!("{command}\nurl"), 1));
+    let mut running = looped.start();
+    running.hears("advantage: started");
+    let (code, words) = running.stop();
+    assert_eq!(code, Some(0), "{words}");
+    assert!(words.contains("engine-policy: ended with exit code 1"), "{words}");
+}
+
+/// An engine that something kills each time that it is started is done without, as
+/// long as another one is there.
+#[test]
+fn one_of_two_engines_that_never_comes_up_keeps_nobody_from_chatting() {
+    let upstream = engine();
+    let rest = format!(
+        "[engines.other]\nserves = \"policy\"\ncommand = [\"sh\", \"-c\", \"kill -KILL $$\"]\n\
+         url = \"http://ENGINE\"\n[judge]\nrules = \"\"\n{ONLY_JUDGE}give-up = 3\n\
+         restart-wait = \"20ms\"\nrestart-longest = \"1s\"\n"
+    );
+    let config = config(&upstream.url(), &rest);
+    let looped = Loop::new(&config.replacen("url", "serves = \"policy\"\nurl", 1));
+    let mut running = looped.start();
+    running.hears("engine-other: was killed, as each time of late");
+    running.hears("serve: started");
+    running.kill();
+}

@@ -3,15 +3,18 @@
 
 mod head;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
+use oclaw::pipeline::{Job, Ray, State};
 use serde_json::Value;
 
 use super::chats::converse;
 use super::whole::with_model;
-use super::{Loop, signal};
+use super::{Loop, PATIENCE, signal};
 use crate::harness::root;
 use head::Head;
 
@@ -103,7 +106,7 @@ fn a_whole_loop_runs_as_jobs_of_a_real_head() {
     // The head answers before it can take jobs: what it refuses is asked for again.
     first.hears("serve: ready");
     first.hears("sync-weights: started");
-    converse(&looped.front, "first", 4);
+    assert_eq!(converse(&looped.front, "first", 4), 0);
     let engine = format!("http://{}", looped.engine);
     looped.until("a policy is served", |status| {
         let served = status["policy"]["served"][&engine].as_str().unwrap_or("0");
@@ -123,7 +126,7 @@ fn a_whole_loop_runs_as_jobs_of_a_real_head() {
 
     // Jobs outlive the loop; the next one takes them up, and starts again what ends.
     first.kill();
-    converse(&looped.front, "alone", 4);
+    assert_eq!(converse(&looped.front, "alone", 4), 0);
     let mut second = looped.start();
     for stage in JOBS {
         second.hears(&format!("{stage}: taken up"));
@@ -149,4 +152,32 @@ fn a_whole_loop_runs_as_jobs_of_a_real_head() {
         |name: &str| fs::read_to_string(looped.path(&format!("run/logs/{name}.log"))).unwrap();
     assert_eq!(log("train").matches("starting from the model as step 0").count(), 1);
     assert!(log("judge").contains("rows, "), "{}", log("judge"));
+    submit_twice(&head, &looped);
+}
+
+/// The same id again is the same job, and its exit code is told.
+fn submit_twice(head: &Head, looped: &Loop) {
+    let job = Job {
+        id: "again-1".to_owned(),
+        name: "again".to_owned(),
+        argv: ["sh", "-c", "exit 3"].map(str::to_owned).to_vec(),
+        env: BTreeMap::new(),
+        gpus: Vec::new(),
+        log: looped.path("again.log"),
+        folder: looped.path(""),
+        outlives: false,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut ray = Ray::new(&head.url, "again", None).unwrap();
+        ray.start(&job).await.unwrap();
+        ray.start(&job).await.unwrap();
+        let start = Instant::now();
+        while ray.poll(&job).await.unwrap().is_alive() {
+            assert!(start.elapsed() < PATIENCE, "it does not end");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        assert_eq!(ray.poll(&job).await.unwrap(), State::Ended { code: Some(3) });
+    });
+    assert_eq!(jobs(head).iter().filter(|(name, _)| name == "again").count(), 1);
 }

@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::super::follow::Running;
 use super::chats::converse;
@@ -36,12 +37,16 @@ impl Cluster {
         self.0.path().join(name)
     }
 
-    /// Starts a loop that finds these commands first.
-    fn start(&self, looped: &Loop) -> Running {
+    /// A loop that finds these commands first.
+    fn command(&self, looped: &Loop) -> assert_cmd::Command {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = looped.command();
         command.env("PATH", format!("{}:{path}", self.at("commands").display()));
-        Running::start(&command)
+        command
+    }
+
+    fn start(&self, looped: &Loop) -> Running {
+        Running::start(&self.command(looped))
     }
 
     /// Lists the jobs: number, name, state.
@@ -128,8 +133,49 @@ fn without_the_commands_nothing_begins() {
     command.env("PATH", looped.path("nowhere"));
     let output = command.timeout(super::PATIENCE).assert().code(4);
     let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-    let words = "cannot run `squeue`, a command of the scheduler: No such file or directory";
+    let words = "cannot run `sbatch`, a command of the scheduler: No such file or directory";
     assert!(said.contains(words) && said.contains("hint: start the loop where"), "{said}");
+
+    // Nor without the one that only the end takes.
+    let cluster = Cluster::new();
+    fs::remove_file(cluster.at("commands/scancel")).unwrap();
+    let output = cluster.command(&looped).timeout(super::PATIENCE).assert().code(4);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(said.contains("cannot run `scancel`, a command of the scheduler"), "{said}");
+}
+
+/// What cannot be ended because the controller is away is ended when it is back.
+#[test]
+fn a_process_that_does_not_end_is_killed_once_that_can_be_asked_for() {
+    let (cluster, upstream) = (Cluster::new(), engine());
+    let stubborn = "command = [\"sh\", \"-c\", \"trap '' TERM; while :; do sleep 0.1; done\"]";
+    let rest = format!(
+        "[judge]\nrules = \"\"\npoll = \"100ms\"\n{ONLY_JUDGE}grace = \"1s\"\n\
+         [scheduler]\nkind = \"slurm\"\npoll = \"100ms\"\n"
+    );
+    let config = config(&upstream.url(), &rest);
+    let looped = Loop::new(&config.replacen("url", &format!("{stubborn}\nurl"), 1));
+    let mut running = cluster.start(&looped);
+    running.hears("advantage: started");
+    running.signal("TERM");
+    let number = cluster.newest("engine-policy");
+    let calls = || fs::read_to_string(cluster.at("calls")).unwrap().lines().count();
+    let wait = |wanted: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !wanted() {
+            assert!(start.elapsed() < super::PATIENCE, "{}", looped.logs());
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+    };
+    wait(&|| cluster.at(&format!("jobs/{number}.cancelled")).exists());
+    fs::write(cluster.at("controller-away"), "").unwrap();
+    // More than the time of grace: a look and a question each time.
+    let before = calls();
+    wait(&|| calls() > before + 40);
+    fs::remove_file(cluster.at("controller-away")).unwrap();
+    let (code, words) = running.end();
+    assert_eq!(code, Some(0), "{words}");
+    assert_eq!(words.matches("did not end in time, and is killed").count(), 1, "{words}");
 }
 
 /// A controller that goes away is shown, and changes nothing: jobs go on.
@@ -145,7 +191,7 @@ fn a_controller_that_goes_away_is_shown() {
     running.hears("judge: started");
     running.hears("advantage: started");
     fs::write(cluster.at("controller-away"), "").unwrap();
-    converse(&looped.front, "away", 3);
+    assert_eq!(converse(&looped.front, "away", 3), 0);
     let away = "Unable to contact slurm controller";
     looped.until("the trouble is shown, and turns are judged", |status| {
         let trouble = child(status, "judge")["trouble"].as_str().map(str::to_owned);

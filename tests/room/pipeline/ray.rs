@@ -191,7 +191,11 @@ async fn a_job_is_submitted_as_it_is_and_its_states_are_read() {
         ("FAILED", Some(3), State::Ended { code: Some(3) }),
         // By a signal.
         ("FAILED", Some(-9), State::Ended { code: None }),
-        ("FAILED", None, over("failed: Ray had no place for it, or lost its node")),
+        (
+            "FAILED",
+            None,
+            over("failed before it ran, or with its node: the head's dashboard says why"),
+        ),
         ("STOPPED", None, over("was stopped")),
     ] {
         fake.set(status, code);
