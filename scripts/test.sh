@@ -17,37 +17,27 @@ part() { # NAME COMMAND…
   printf '== %s: %d min %02d s\n' "$name" $((($(date +%s) - from) / 60)) $((($(date +%s) - from) % 60))
 }
 
+# One process for all tests of a program: to load libtorch anew for each test takes
+# longer than most tests do.
+talk=target/tests.log
 run_tests() { # [CARGO FLAG…] [-- FILTER…]
   local flags=() filters=()
   while [ $# -gt 0 ] && [ "$1" != -- ]; do flags+=("$1"); shift; done
   [ $# -eq 0 ] || { shift; filters=("$@"); }
-  if cargo nextest --version >/dev/null 2>&1; then
-    cargo nextest run --config-file scripts/nextest.toml --no-fail-fast "${flags[@]}" "${filters[@]}"
-  else
-    cargo test --no-fail-fast "${flags[@]}" -- "${filters[@]}"
-  fi
-}
-
-# Says what tests of the run before left out, which the runners hide of those that
-# pass.
-skipped() {
-  local talk
-  if cargo nextest --version >/dev/null 2>&1; then
-    talk=$(cat target/nextest/default/junit.xml)
-  elif ! talk=$(cargo test --quiet --test oclaw -- golden slime a_real_ --nocapture 2>&1); then
-    printf '%s\n' "$talk"
+  mkdir -p target
+  # A test waits for its processes and for the network most of the time. What those
+  # that pass print is kept, not shown.
+  cargo test --no-fail-fast "${flags[@]}" -- --test-threads 3 --show-output "${filters[@]}" |
+    tee "$talk" | grep --line-buffered -E '^(test |running )' || {
+    sed -n '/^failures:/,/^test result/p' "$talk"
     return 1
-  fi
-  # To find nothing is no failure.
-  printf '%s\n' "$talk" | { grep -oE '([^ >]+: )?skipped: [^<]*' || [ $? -eq 1 ]; } | sort -u | grep . ||
-    echo "nothing"
+  }
 }
 
-# Names the tests of the run before that took longest, with their seconds.
-slowest() {
-  cargo nextest --version >/dev/null 2>&1 || return 0
-  sed -nE 's/.*<testcase name="([^"]+)".* time="([0-9.]+)".*/\2 \1/p' target/nextest/default/junit.xml |
-    sort -rn | sed -n 1,12p
+# Says what tests of the run before left out, which the runner hides of those that
+# pass. To find nothing is no failure.
+skipped() {
+  { grep -oE '([^ ]+: )?skipped: .*' "$talk" || [ $? -eq 1 ]; } | sort -u | grep . || echo "nothing"
 }
 
 [ -e .libtorch ] || [ -n "${LIBTORCH:-}" ] || part "libtorch" scripts/setup-libtorch.sh
@@ -58,7 +48,6 @@ fi
 part "build with torch" cargo build --tests
 part "tests with torch" run_tests
 part "what tests left out" skipped
-part "slowest tests" slowest
 part "tests without torch" run_tests --no-default-features
 # What they call was just tested; their own programs must compile as well.
 part "fuzz targets" cargo build --locked --manifest-path fuzz/Cargo.toml --target-dir target
