@@ -7,6 +7,7 @@
 #   scripts/bench.sh annotate   `oclaw judge` against a judge that takes 50 ms, beside asyncio + httpx
 #   scripts/bench.sh serve      `oclaw serve` capturing to disk, beside nginx and FastAPI + httpx
 #   scripts/bench.sh score      log-probs of SmolLM2-135M in this process, beside transformers
+#   scripts/bench.sh train      a training step of SmolLM2-135M, beside transformers
 #
 # PROFILE=dev takes the quick build, for a look only: our own code is then not
 # optimised, what it calls is.
@@ -16,7 +17,7 @@ cd "$(dirname "$0")/.."
 profile=${PROFILE:-release}
 built=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 parts=("$@")
-[ $# -gt 0 ] || parts=(startup annotate serve score)
+[ $# -gt 0 ] || parts=(startup annotate serve score train)
 
 build_both() {
   build_without_torch
@@ -74,8 +75,14 @@ for part in "${parts[@]}"; do
       peer=$(peer_python transformers torch==2.13.0 transformers)
       python3 scripts/bench/score.py "$program" "$peer" models/SmolLM2-135M-Instruct
       ;;
+    train)
+      scripts/fetch-model.sh smollm2-135m
+      program=$(bench_target train)
+      peer=$(peer_python transformers torch==2.13.0 transformers)
+      python3 scripts/bench/train.py "$program" "$peer" models/SmolLM2-135M-Instruct
+      ;;
     *)
-      echo "bench: no part \`$part\`; parts are: startup, annotate, serve, score" >&2
+      echo "bench: no part \`$part\`; parts are: startup, annotate, serve, score, train" >&2
       exit 2
       ;;
   esac
