@@ -69,12 +69,13 @@ use scorer::Scorer;
 /// twice, and a server that is away is missed only by what nobody scored yet; a
 /// spent budget leaves the hints of the last turns with the error `budget`;
 /// `--dry-run` says what there is to score. If all servers are gone, the run ends with
-/// exit code 4 and writes nothing.
+/// exit code 4 and writes nothing; if they refuse the key, with exit code 2.
 ///
 /// `--follow` is as in `oclaw judge`. Before each shard it looks whether the name of
 /// a model's folder leads to another one by now, or its files are others, as with a
 /// moving average that is written anew: then that is read, and the shard's
-/// provenance says which it was. As long as it cannot be, the shard waits.
+/// provenance says which it was, with a hash of its files unless `--no-cache` is
+/// given. As long as it cannot be, the shard waits.
 ///
 /// Exit code 3 means that some hint was tried and got no log-probs, or that the
 /// budget left one out.
@@ -166,6 +167,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             scorer,
             counts: RefCell::default(),
             warned: Cell::default(),
+            untold: Cell::default(),
         };
         let Some(route) = files.route(context)? else {
             let source = files.open(context)?;
@@ -196,15 +198,17 @@ struct With<'a> {
     vocabulary: usize,
     scorer: Scorer,
     counts: RefCell<Counts>,
-    /// Whether it was warned of a tokenizer or chat template.
+    /// Whether it was warned of another chat template.
     warned: Cell<bool>,
+    /// Whether it was warned of a table that does not tell its tokenizer.
+    untold: Cell<bool>,
 }
 
 impl With<'_> {
     /// Scores one table.
     async fn table(&self, source: Source, output: &Output) -> anyhow::Result<Tally> {
         let Self { args, context, scorer, folder, .. } = self;
-        if source.provenance().tokenizer_hash.is_none() && !self.warned.replace(true) {
+        if source.provenance().tokenizer_hash.is_none() && !self.untold.replace(true) {
             context.say(format!(
                 "warning: the table does not tell the tokenizer of its ids: that of `{}` is taken for it",
                 folder.display()

@@ -5,8 +5,24 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::pending;
 
-use oclaw::engine::Error;
+use oclaw::engine::{Error, Pool};
 use tokio::sync::Notify;
+
+/// Tells whether a failed call means that no other will do better: nobody can be
+/// reached any more, or the key is good for nothing. A connection that broke is not
+/// enough, nor is a question that is forbidden.
+pub(crate) async fn is_lost(
+    pool: &Pool,
+    error: &Error,
+    ping: impl AsyncFn() -> Result<(), Error>,
+) -> bool {
+    match error {
+        Error::Unauthorized { status: 401, .. } => {
+            matches!(ping().await, Err(Error::Unauthorized { status: 401, .. }))
+        }
+        _ => pool.is_gone() && ping().await.is_err() && pool.is_gone(),
+    }
+}
 
 /// Why nobody can be asked, if so.
 #[derive(Debug, Default)]
@@ -31,7 +47,7 @@ impl Absent {
 
     /// Ends the stage: whoever was there is gone.
     pub(crate) async fn gone(&self, error: Error) -> Infallible {
-        self.error.borrow_mut().get_or_insert(error);
+        self.error.replace(Some(error));
         self.needed.notify_one();
         pending().await
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::absent::Absent;
+use super::absent::{Absent, is_lost};
 use super::{Asking, MOST_REASONS};
 use crate::answers::Answers;
 use crate::away::Away;
@@ -154,8 +154,9 @@ impl<'a> Asker<'a> {
             }
             Err(error) => {
                 // An answer that is no use was paid for all the same.
-                if let Some((prompt, answer)) = error.tokens() {
-                    self.meter.tokens(Tokens::known(prompt, answer));
+                if error.is_answer() || error.tokens().is_some() {
+                    let guessed = (guess(characters(messages)), 0);
+                    self.meter.tokens(Tokens { counted: error.tokens(), guessed });
                 }
                 self.away.weigh(&error, self.ping()).await;
                 let error = self.end_if_gone(error).await;
@@ -177,20 +178,10 @@ impl<'a> Asker<'a> {
         }
     }
 
-    /// Ends the stage if nobody can be reached any more, or the key is good for
-    /// nothing: to ask on would only blame every row that is left. A connection that
-    /// broke is not enough, nor is a question that is forbidden.
+    /// Ends the stage if asking on would only blame every row that is left.
     async fn end_if_gone(&self, error: Error) -> Error {
-        if self.away.waits() {
-            return error;
-        }
-        let gone = match &error {
-            Error::Unauthorized { status: 401, .. } => {
-                matches!(self.ping().await, Err(Error::Unauthorized { status: 401, .. }))
-            }
-            _ => self.pool.is_gone() && self.ping().await.is_err() && self.pool.is_gone(),
-        };
-        match gone {
+        let ping = async || self.ping().await;
+        match !self.away.waits() && is_lost(&self.pool, &error, ping).await {
             true => match self.absent.gone(error).await {},
             false => error,
         }

@@ -92,9 +92,10 @@ impl Labels {
     }
 }
 
-/// Returns the line that a record stands on. Of a line's end in two characters the
-/// reader counts the second one to the record after it.
+/// Returns the line that a record stands on. The reader counts the ends of lines
+/// before it, empty lines and the second character of an end in two, to the record.
 fn line_of(place: &csv::Position, bytes: &[u8]) -> u64 {
     let at = usize::try_from(place.byte()).unwrap_or_default();
-    place.line() + u64::from(bytes.get(at) == Some(&b'\n'))
+    let ends = bytes.iter().skip(at).take_while(|byte| matches!(byte, b'\r' | b'\n'));
+    place.line() + ends.filter(|byte| **byte == b'\n').count() as u64
 }

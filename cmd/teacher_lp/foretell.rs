@@ -2,7 +2,6 @@
 //! for the ids of every request are made here anyway.
 
 use std::cell::{Cell, RefCell};
-use std::convert::Infallible;
 use std::path::Path;
 
 use oclaw::stage;
@@ -48,7 +47,7 @@ pub(super) async fn foretell(
                 Asked::Student(_) => of_student.as_ref(),
             };
             let mut expected = expected.borrow_mut();
-            Ok::<_, Infallible>(keeper::foretell(&mut expected, (&answers, whom, &share), &request))
+            keeper::foretell(&mut expected, (&answers, whom, &share), &request)
         };
         teacher_lp::teach(turn, &teacher, score).await;
         asked.set(asked.get() + u64::from(some.get()));

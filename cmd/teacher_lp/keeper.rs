@@ -67,32 +67,31 @@ fn asked(request: &ScoreRequest) -> Value {
 }
 
 /// Counts a request instead of computing it, and returns scores that fit: the
-/// kept ones, else ones without meaning.
+/// kept ones, else ones without meaning. Fails where the run would.
 pub(super) fn foretell(
     expected: &mut Expected,
     (answers, whom, share): (&Answers, Option<&Value>, &Share<'_>),
     request: &ScoreRequest,
-) -> Scores {
+) -> Result<Scores, &'static str> {
     let kept = whom.and_then(|whom| answers.find(&answers.question(whom, &asked(request)).vote(0)));
     if let Some(kept) = kept {
         expected.hits += 1;
-        return kept;
+        return Ok(kept);
     }
-    match granted(share, &request.asked) {
-        Ok(()) => {
-            expected.calls += 1;
-            expected.prompt_tokens += request.ids.len() as u64;
-            share.meter().tokens(Tokens::known(request.ids.len() as u64, 0));
-        }
-        Err(_) => expected.left_out += 1,
+    if granted(share, &request.asked).is_err() {
+        expected.left_out += 1;
+        return Err(BUDGET);
     }
+    expected.calls += 1;
+    expected.prompt_tokens += request.ids.len() as u64;
+    share.meter().tokens(Tokens::known(request.ids.len() as u64, 0));
     let rows = request.ids.len().saturating_sub(request.start);
     let ids = i32::try_from(request.top_k).unwrap_or_default();
-    Scores {
+    Ok(Scores {
         log_probs: vec![0.0; rows],
         top_ids: (0..rows).flat_map(|_| 0..ids).collect(),
         top_log_probs: vec![0.0; rows * request.top_k],
         chosen_log_probs: vec![0.0; request.chosen.len()],
         version: None,
-    }
+    })
 }

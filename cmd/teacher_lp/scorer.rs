@@ -17,7 +17,7 @@ use super::keeper::Keeper;
 use super::local::{Local, Policies};
 use super::places::{Folders, Named, Place};
 use super::whom::{dtype, folder_name, probe, student_folder, version_of};
-use crate::asking::absent::Absent;
+use crate::asking::absent::{Absent, is_lost};
 use crate::away::Away;
 use crate::common::Context;
 use crate::embedded;
@@ -233,8 +233,10 @@ impl Scorer {
             }
             (Place::Folder(folder), None) => Err(format!("`{}` is not loaded", folder.display())),
             (Place::Servers(pool, _), _) => {
-                // Nobody is there: the stage ends here.
-                self.absent.hold().await;
+                // Nobody was ever there: the stage ends here.
+                if pool.reached().is_empty() {
+                    self.absent.hold().await;
+                }
                 let ScoreRequest { ids, start, top_k, chosen, .. } = request;
                 let request = engine::ScoreRequest { ids, start, top_k, chosen };
                 let score = async |engine: &Engine| engine.score(&request).await;
@@ -261,14 +263,12 @@ impl Scorer {
         }
     }
 
-    /// Ends the stage if nobody can be reached any more: to ask on would only
-    /// blame every hint that is left.
+    /// Ends the stage if asking on would only blame every hint that is left.
     async fn end_if_gone(&self, pool: &Pool, error: engine::Error) -> engine::Error {
-        let gone = !self.away.waits() && pool.is_gone();
-        if gone && self.ping(pool).await.is_err() && pool.is_gone() {
-            match self.absent.gone(error).await {}
+        match !self.away.waits() && is_lost(pool, &error, async || self.ping(pool).await).await {
+            true => match self.absent.gone(error).await {},
+            false => error,
         }
-        error
     }
 
     /// Does a table as long as there is somebody to ask.

@@ -69,7 +69,7 @@ struct Same {
     model: Option<String>,
     dialects: Vec<Dialect>,
     weights: Option<String>,
-    /// What those who were not reached yet told another time.
+    /// What was told last, maybe by who is away now.
     expected: Option<String>,
 }
 
@@ -252,7 +252,9 @@ impl Pool {
             Err(error) => error,
         };
         let several = self.members.len() > 1;
-        if error.is_transient() || several && matches!(error, Error::Unauthorized { .. }) {
+        // What another server may well do.
+        let its_own = matches!(error, Error::Unauthorized { .. } | Error::Unsupported { .. });
+        if error.is_transient() || several && its_own {
             member.failed.fetch_add(1, Ordering::Relaxed);
             self.rest(member, &error);
             return Err(Failed::Server(error));
@@ -271,22 +273,17 @@ impl Pool {
             told => told.ok().flatten(),
         };
         let same = self.same().clone();
-        let unlike = |has: String, wanted: String| Error::Unlike {
-            url: engine.url(),
-            has,
-            other: same.url.clone(),
-            wanted,
-        };
-        if !same.dialects.is_empty() && !same.dialects.contains(&engine.dialect()) {
-            let wanted = same.dialects.iter().map(|dialect| dialect.as_str());
-            let wanted = wanted.collect::<Vec<_>>().join(" or ");
-            return Err(unlike(format!("speaks {}", engine.dialect()), format!("speaks {wanted}")));
-        }
         if let (Some(has), Some(wanted)) = (&weights, &same.weights)
             && has != wanted
         {
-            let wanted = format!("carried `{wanted}`");
-            return Err(unlike(format!("carries the weights `{has}`"), wanted));
+            // From the next table on, if nobody tells another.
+            self.same().expected.clone_from(&weights);
+            return Err(Error::Unlike {
+                url: engine.url(),
+                has: format!("carries the weights `{has}`"),
+                other: same.url.clone(),
+                wanted: format!("carried `{wanted}`"),
+            });
         }
         self.welcome(member, engine.clone())?;
         Ok(engine)

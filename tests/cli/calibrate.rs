@@ -142,6 +142,8 @@ fn what_cannot_be_compared_is_counted_or_refused() {
     assert_eq!((&all["accuracy"], &all["kappa"]), (&json!(1.0), &Value::Null));
     for (labels, flags, code, expected) in [
         ("turn_id,label\nID1,2\n", &[][..], 1, "labels.csv` line 2: label `2` is not -1, 0 or 1"),
+        ("turn_id,label\n\n\nID1,2\n", &[], 1, "labels.csv` line 4: label `2` is not -1, 0 or 1"),
+        ("turn_id,label\r\n\r\nID1,2\r\n", &[], 1, "labels.csv` line 3: label `2`"),
         ("turn_id,label\nID1,1\nID1,0\n", &[], 1, "line 3: 0 for a turn that has 1 on line 2"),
         (
             "turn_id,label\r\nID1,1\r\nID1,0\r\n",

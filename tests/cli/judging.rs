@@ -332,8 +332,8 @@ fn failures_of_a_kind_are_told_once() {
     assert_eq!((run(&[]), run(&["-v"])), (1, 9));
 }
 
-/// A first answer that takes its time holds those after it back: no more turns are
-/// begun than may be under way, and each keeps its place.
+/// No more calls are made at once than may be, and a turn whose answer takes its time
+/// keeps its place.
 #[test]
 fn a_slow_answer_is_waited_for() {
     let (folder, fake) = (tempfile::tempdir().unwrap(), judge());
@@ -350,9 +350,34 @@ fn a_slow_answer_is_waited_for() {
     assert_eq!(asked(&fake).len(), 4);
     fake.release();
     assert!(judging.wait().unwrap().success());
-    assert_eq!(asked(&fake).len(), 40);
     let found = read(&output);
     assert!(found.iter().all(|turn| turn.score == Some(0.0)));
     let ids = |turns: &[Turn]| turns.iter().map(|turn| turn.turn_id.clone()).collect::<Vec<_>>();
     assert_eq!(ids(&found), ids(&turns));
+}
+
+/// As many calls as a server of a data centre keeps busy with; fewer where each takes
+/// its share of one machine.
+#[test]
+fn how_many_calls_are_made_at_once() {
+    let turns: Vec<_> = (1..=100).map(|number| turn(number, NextStateKind::User, "hm")).collect();
+    for (llama_cpp, most) in [(false, 64), (true, 16)] {
+        let (folder, fake) = (tempfile::tempdir().unwrap(), judge());
+        if llama_cpp {
+            let props = json!({"default_generation_settings": {}, "build_info": "b1"});
+            fake.on("/props", [Reply::json(200, props)]);
+        }
+        let (input, output) = (file(folder.path(), &turns), folder.path().join("out.parquet"));
+        fake.hold(CHAT);
+        let mut judging = std::process::Command::new(env!("CARGO_BIN_EXE_oclaw"))
+            .args(["judge", "--no-cache", "-q", "--votes", "1", "--engine", &fake.url(), "-o"])
+            .args([&output, &input])
+            .spawn()
+            .unwrap();
+        fake.arrived(CHAT, most);
+        assert_eq!(asked(&fake).len(), most);
+        fake.release();
+        assert!(judging.wait().unwrap().success());
+        assert_eq!(asked(&fake).len(), 100);
+    }
 }

@@ -36,15 +36,19 @@ impl Pool {
                 }
             }
         }
+        // Who told none may be all that there is, or all that answered.
+        let all = first.is_none() && engines.len() == self.members.len();
         if let Some(error) = first.filter(|_| !heard) {
             return Err(error);
         }
-        let weights = known.map(|(_, weights)| weights).or_else(|| {
-            let all = engines.len() == self.members.len();
-            self.same().expected.clone().filter(|_| !all)
-        });
-        self.same().weights.clone_from(&weights);
-        Ok(weights)
+        let mut same = self.same();
+        match known {
+            Some((_, told)) => same.expected = Some(told),
+            None if all => same.expected = None,
+            None => {}
+        }
+        same.weights = same.expected.clone();
+        Ok(same.weights.clone())
     }
 
     /// Asks one server, and again if it only did not get to it: whoever takes a

@@ -1,6 +1,7 @@
 //! `oclaw teacher-lp --engine` with several servers of one model.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use oclaw::serving;
@@ -61,25 +62,35 @@ fn servers_that_are_all_away_end_the_run() {
     assert_eq!(turns, []);
 }
 
+/// Returns a server's scores of what servers are tried with.
+fn scores(model: &Path) -> Reply {
+    let probe = Tokenizer::load(model).unwrap().encode("one two three").unwrap();
+    let scored = |(at, id): (usize, &i32)| json!([(at > 0).then_some(-1.0), id, null]);
+    let scored: Vec<_> = probe.iter().enumerate().map(scored).collect();
+    let answer = json!({"text": "", "meta_info": {
+        "input_token_logprobs": scored, "weight_version": "7", "prompt_tokens": probe.len(),
+        "completion_tokens": 0, "finish_reason": {"type": "length", "length": 0},
+    }});
+    Reply::json(200, answer)
+}
+
+fn scoring(model: &Path) -> FakeEngine {
+    let fake = FakeEngine::start();
+    let info = json!({"model_path": "m", "weight_version": "7"});
+    fake.on("/model_info", [Reply::json(200, info)]);
+    fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "m"}]}))]);
+    fake.on("/generate", [scores(model)]);
+    fake
+}
+
 /// When the last server goes, the run ends: no hint is blamed and no table written.
 #[test]
 fn servers_that_are_all_gone_end_the_run() {
     let model = models().join("tiny-qwen3");
-    let probe = Tokenizer::load(&model).unwrap().encode("one two three").unwrap();
-    let scored = |(at, id): (usize, &i32)| json!([(at > 0).then_some(-1.0), id, null]);
-    let scored: Vec<_> = probe.iter().enumerate().map(scored).collect();
     for others in [&[][..], &["http://127.0.0.1:1"]] {
         let folder = tempfile::tempdir().unwrap();
         let output = folder.path().join("taught.parquet");
-        let fake = FakeEngine::start();
-        let info = json!({"model_path": "m", "weight_version": "7"});
-        fake.on("/model_info", [Reply::json(200, info)]);
-        fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": "m"}]}))]);
-        let answer = json!({"text": "", "meta_info": {
-            "input_token_logprobs": scored, "weight_version": "7", "prompt_tokens": probe.len(),
-            "completion_tokens": 0, "finish_reason": {"type": "length", "length": 0},
-        }});
-        fake.on("/generate", [Reply::json(200, answer)]);
+        let fake = scoring(&model);
         fake.hold_after("/generate", 1);
         let mut command = Command::new(env!("CARGO_BIN_EXE_oclaw"));
         command.args(["teacher-lp", "--retries", "0", "--engine", &fake.url(), "--tokenizer"]);
@@ -97,6 +108,48 @@ fn servers_that_are_all_gone_end_the_run() {
     }
 }
 
+/// A key that is refused after a while is no fault of the hints that are left.
+#[test]
+fn a_key_that_is_refused_ends_the_run() {
+    let model = models().join("tiny-qwen3");
+    let folder = tempfile::tempdir().unwrap();
+    let fake = scoring(&model);
+    fake.on("/generate", [scores(&model), Reply::json(401, json!({"error": "wrong key"}))]);
+    let url = fake.url();
+    let flags = ["--retries", "0", "--engine", &url, "--tokenizer", model.to_str().unwrap()];
+    let (words, turns, _) = run(folder.path(), &flags, 2);
+    assert!(words.contains("refused the key (401)"), "{words}");
+    assert_eq!(turns, []);
+}
+
+/// A student that is away is missed by nothing that was kept, whoever the teacher is.
+#[test]
+fn a_new_teacher_needs_no_student_whose_scores_are_kept() {
+    let (folder, copies) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let model = models().join("tiny-qwen3");
+    let second = copies.path().join("second");
+    std::fs::create_dir(&second).unwrap();
+    for entry in std::fs::read_dir(&model).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), second.join(entry.file_name())).unwrap();
+    }
+    let runtime = Runtime::new().unwrap();
+    let start = |folder| runtime.block_on(serving::start(serving::Options::new(folder))).unwrap();
+    let (student, teacher) = (start(&model), start(&second));
+    let (away, tokenizer) = (student.url(), model.to_str().unwrap());
+    let score = |engine: &str| {
+        let flags = ["--engine", engine, "--tokenizer", tokenizer, "--retries", "0"];
+        let topk = ["--topk", "2", "--student", &away];
+        run(folder.path(), &[&flags[..], &topk].concat(), 3)
+    };
+    let (_, first, _) = score(&away);
+    runtime.block_on(student.shutdown());
+    let (words, again, _) = score(&teacher.url());
+    assert!(words.contains("calls 2 cache hits 1"), "{words}");
+    assert_eq!(again[0].teacher_topk_log_probs, first[0].teacher_topk_log_probs);
+    runtime.block_on(teacher.shutdown());
+}
+
 /// A dry run leaves out what the budget would.
 #[test]
 fn a_dry_run_counts_as_far_as_the_calls_go() {
@@ -108,6 +161,12 @@ fn a_dry_run_counts_as_far_as_the_calls_go() {
     assert!(words.contains("left out: budget, at most 1"), "{words}");
     let (words, ..) = run(folder.path(), &flags, 3);
     assert!(words.contains("calls 1 cache hits 0"), "{words}");
+    assert!(words.contains("left out: budget 1"), "{words}");
+    // Without the student's no teacher's request is made.
+    let flags = [&flags[..2], &["--topk", "2", "--max-requests", "0"]].concat();
+    let (words, ..) = run(folder.path(), &[&flags[..], &["--dry-run"]].concat(), 0);
+    assert!(words.contains("left out: budget, at most 1"), "{words}");
+    let (words, ..) = run(folder.path(), &flags, 3);
     assert!(words.contains("left out: budget 1"), "{words}");
 }
 

@@ -136,6 +136,46 @@ async fn one_that_comes_back_as_another_stays_out() {
     assert_eq!(chats(&fakes[0]), 0);
 }
 
+/// A server of another kind may come late; what it cannot do, another does.
+#[tokio::test]
+async fn one_of_another_kind_comes_late() {
+    let fakes = [FakeEngine::sglang(), serving("m")];
+    fakes[0].on(CHAT, [chat("first")]);
+    let away = Reply::json(503, json!({}));
+    fakes[1].otherwise(away.clone()).on("/v1/models", [away]);
+    let (pool, _) = pool(&[fakes[0].url(), fakes[1].url()]).await;
+    let pool = pool.unwrap();
+    fakes[1].otherwise(Reply::json(404, json!({})));
+    fakes[1].on("/v1/models", [Reply::json(200, json!({"data": [{"id": "m"}]}))]);
+    let mut asked = 0;
+    while chats(&fakes[1]) == 0 && asked < 10_000 {
+        ask(&pool).await.unwrap();
+        asked += 1;
+    }
+    assert!(asked < 10_000);
+    let refuses = async |engine: &Engine| match engine.url() == fakes[0].url() {
+        true => {
+            let (url, dialect) = (engine.url(), engine.dialect());
+            Err(Error::Unsupported { url, dialect, what: "score" })
+        }
+        false => Ok("other"),
+    };
+    for _ in 0..3 {
+        assert_eq!(pool.call(refuses).await.unwrap(), "other");
+    }
+}
+
+/// Whose weights were told carries them still when it is away.
+#[tokio::test]
+async fn who_is_up_does_not_change_the_weights() {
+    let mut fakes = vec![FakeEngine::sglang(), serving("m")];
+    let (pool, _) = pool(&[fakes[0].url(), fakes[1].url()]).await;
+    let pool = pool.unwrap();
+    assert_eq!(pool.weight_version().await.unwrap().as_deref(), Some("default"));
+    fakes.remove(0);
+    assert_eq!(pool.weight_version().await.unwrap().as_deref(), Some("default"));
+}
+
 #[tokio::test]
 async fn a_failing_one_costs_no_call_and_rests_after_three() {
     let fakes = [serving("m"), serving("m")];
