@@ -2,8 +2,8 @@
 //! consists of, on a recorded batch.
 //!
 //! ```text
-//! train FILE MODEL TYPE TOKENS_PER_PASS   trains a step per line read from standard
-//!                                         input, and prints its figures
+//! train FILE MODEL TYPE TOKENS_PER_PASS [checkpoint]
+//!     trains a step per line read from standard input, and prints its figures
 //! ```
 //!
 //! A line is a number of copies of the batch, or `random SEED`: the batch with its
@@ -24,10 +24,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     // `cargo bench` adds a flag of its own.
     let words: Vec<_> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [file, model, dtype, budget] => {
+        [file, model, dtype, budget, ref more @ ..] => {
             let recorded: Value = serde_json::from_slice(&std::fs::read(file)?)?;
             let dtype = Some(dtype.parse::<Dtype>()?);
-            let options = LoadOptions { dtype, trainable: true, ..LoadOptions::default() };
+            let checkpoint_activations = more.contains(&"checkpoint");
+            let options = LoadOptions {
+                dtype,
+                trainable: true,
+                checkpoint_activations,
+                ..LoadOptions::default()
+            };
             let model = Model::load(&PathBuf::from(model), &options)?;
             run(&model, &recorded, budget.parse()?)
         }

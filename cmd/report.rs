@@ -178,7 +178,7 @@ fn of_model(error: &model::Error) -> (Kind, Option<String>) {
         Error::NoDevice { .. } => {
             (Kind::Usage, hint("this build of libtorch may be for the CPU only"))
         }
-        Error::TrainableType { .. } | Error::Sampling { .. } => (Kind::Usage, None),
+        Error::Sampling { .. } => (Kind::Usage, None),
         Error::NoWeights { .. } => (Kind::Failed, hint("a model is a Hugging Face folder")),
         Error::TokenOutOfRange { .. } => {
             (Kind::Failed, hint("were these ids made with this model's tokenizer?"))
@@ -275,6 +275,9 @@ fn of_train(error: &train::Error) -> (Kind, Option<String>) {
     match error {
         Error::Model(error) => of_model(error),
         Error::NoModel { .. } => hinted(Kind::Usage, "name the start model by `--model`"),
+        Error::OtherForm { .. } => {
+            hinted(Kind::Usage, "give the `--lora` flags that it began with, or another `--out`")
+        }
         Error::OtherBase { .. } => {
             hinted(Kind::Usage, "leave `--model` out to resume, or start in another `--out`")
         }

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "torch")]
 mod checks;
+mod compute;
 #[cfg(feature = "torch")]
 mod follow;
 #[cfg(feature = "torch")]
@@ -19,6 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use compute::ComputeArgs;
 
 use crate::advantage::MethodArgs;
 use crate::common::Context;
@@ -96,6 +98,16 @@ use crate::units;
 /// lower `--lr`. A run that comes to no policy takes OUT away again if it made it,
 /// and a metrics file that it made and wrote no step to; one that is killed cannot.
 ///
+/// `--lora-rank R` trains adapters (LoRA) and leaves the weights of `--model` as they
+/// are. A policy is then the model with the adapters added, which every server
+/// loads, and `adapter/` in it is a folder of the `peft` library: the adapters alone,
+/// f32, from which training goes on. `oclaw convert --merge` adds such a folder to its
+/// model. `--lora-targets` names some of q_proj, k_proj, v_proj, o_proj, gate_proj,
+/// up_proj, down_proj. `--train-dtype bf16` computes the products in bf16; weights,
+/// gradients and the optimiser's state stay f32, so that no small step is lost, and
+/// `--dtype` rounds what is written. It is quick where the processor or device has
+/// bf16 products, and no quicker than f32 elsewhere.
+///
 /// Metrics (`--metrics FILE`, one JSON object per step; null is not known):
 /// `step`, `turns`, `tokens` (trained), `input_tokens` (through the model),
 /// `loss`, `policy_loss`, `distill_loss`, `reference_kl`, `entropy` (before the first update;
@@ -104,7 +116,7 @@ use crate::units;
 /// `gradient_norm` (before clipping), `clip_coefficient`, `moved` (mean |new - old|
 /// log-prob of the answers looked at), `learning_rate`,
 /// `weights_changed` (share of weights that are other numbers in the type they
-/// are served in), `reward`, `advantage_mean`, `_std`, `_min`, `_max`, `_zero`
+/// are served in; of the adapters' under LoRA), `reward`, `advantage_mean`, `_std`, `_min`, `_max`, `_zero`
 /// (share of exact zeros), `distill_clip_fraction` (of taught ids, last update),
 /// `distill_gap` (mean sum of w |d|), `subset_size` and `overlap` (mean ids taught,
 /// and shared with the student), `unusable` (tokens), `staleness`, `staleness_max`, `refused` (by reason, of
@@ -164,9 +176,8 @@ pub(crate) struct Args {
     /// Append one JSON object per step to this file
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
-    /// Where to compute; this version trains on the CPU only
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = ["cpu"])]
-    device: String,
+    #[command(flatten)]
+    compute: ComputeArgs,
 }
 
 /// When steps are made, under `--follow`.
@@ -252,9 +263,9 @@ enum SubsetName {
 /// The optimiser's constants.
 #[derive(clap::Args, Debug)]
 struct OptimizerArgs {
-    /// Learning rate, at most 1
-    #[arg(long, value_name = "X", default_value_t = 1e-5, value_parser = share)]
-    lr: f64,
+    /// Learning rate, at most 1 [default: 1e-5; 1e-4 with --lora-rank]
+    #[arg(long, value_name = "X", value_parser = share)]
+    lr: Option<f64>,
     /// Weight decay
     #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = not_negative)]
     weight_decay: f64,

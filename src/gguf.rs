@@ -7,6 +7,7 @@
 
 pub mod blocks;
 mod convert;
+mod folder;
 mod reader;
 mod tokenizer;
 
@@ -14,6 +15,7 @@ use std::io;
 use std::path::PathBuf;
 
 pub use convert::{Converted, Dtype, Options, convert};
+pub use folder::whole_folder;
 pub use reader::{Gguf, TensorInfo, Value};
 
 use crate::tensors;

@@ -9,11 +9,14 @@
 //! weights are a new `Model`. Absent on purpose: optimisers, losses, stop rules,
 //! chat templates, atomic files (the caller writes aside and renames).
 
+pub mod adapter;
 mod attention;
 mod cache;
 mod checkpoint;
 pub mod config;
 mod decoder;
+mod linear;
+mod pass;
 mod prefix;
 mod rotary;
 pub mod sampler;
@@ -26,8 +29,10 @@ use tch::{Device, Kind, Tensor};
 
 use crate::tensors;
 
+pub use adapter::{Adapter, Lora, Targets};
 pub use cache::Cache;
 pub use config::{Config, Family};
+pub use pass::Pass;
 pub use sampler::{Sampled, Sampler, SamplingParams};
 pub use score::{Score, Scored};
 
@@ -95,13 +100,17 @@ pub struct LoadOptions {
     pub dtype: Option<Dtype>,
     /// Where the weights live.
     pub device: Device,
-    /// Whether gradients reach the weights. Trained weights are f32.
+    /// Whether gradients reach the weights. Those are f32 then, whatever the type
+    /// of the products: small steps must not be lost.
     pub trainable: bool,
+    /// Whether a pass keeps each layer's input alone for the way back, and runs the
+    /// layer again there: less memory, a third more time, the same gradients.
+    pub checkpoint_activations: bool,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { dtype: None, device: Device::Cpu, trainable: false }
+        Self { dtype: None, device: Device::Cpu, trainable: false, checkpoint_activations: false }
     }
 }
 
@@ -217,12 +226,6 @@ pub enum Error {
         /// How many there are.
         cuda_devices: i64,
     },
-    /// Training in a type that cannot hold a small step.
-    #[error("a trainable model is f32, not {wanted}")]
-    TrainableType {
-        /// The type asked for.
-        wanted: Dtype,
-    },
     /// A token id that the model has no embedding for.
     #[error("token id {id} at position {position} is outside the vocabulary of {vocab_size}")]
     TokenOutOfRange {
@@ -262,9 +265,11 @@ pub struct Model {
     /// What the folder says about the model.
     pub config: Config,
     parameters: Vec<(String, Tensor)>,
+    adapter: Option<Adapter>,
     decoder: Decoder,
     device: Device,
     dtype: Dtype,
+    checkpoint_activations: bool,
 }
 
 impl Model {
@@ -274,15 +279,12 @@ impl Model {
         let config = Config::read(folder)?;
         let checkpoint = checkpoint::Checkpoint::open(folder)?;
         checkpoint.check(&config)?;
-        let dtype = match (options.trainable, options.dtype) {
-            (true, Some(Dtype::Bf16)) => {
-                return Err(Error::TrainableType { wanted: Dtype::Bf16 });
-            }
-            (true, _) => Dtype::F32,
-            (false, Some(dtype)) => dtype,
-            (false, None) => checkpoint.dtype(),
-        };
-        let mut parameters = checkpoint.load(&config, dtype, options.device)?;
+        let dtype = options.dtype.unwrap_or_else(|| match options.trainable {
+            true => Dtype::F32,
+            false => checkpoint.dtype(),
+        });
+        let held = if options.trainable { Dtype::F32 } else { dtype };
+        let mut parameters = checkpoint.load(&config, held, options.device)?;
         for (name, tensor) in &parameters {
             if tensor.isfinite().all().int64_value(&[]) == 0 {
                 return Err(Error::BrokenWeight { folder: folder.to_owned(), name: name.clone() });
@@ -293,8 +295,37 @@ impl Model {
                 *tensor = tensor.set_requires_grad(true);
             }
         }
-        let decoder = Decoder::new(&config, &parameters, options.device)?;
-        Ok(Self { config, parameters, decoder, device: options.device, dtype })
+        let (device, checkpoint_activations) = (options.device, options.checkpoint_activations);
+        let decoder = Decoder::new(&config, &parameters, None, (dtype.kind(), device))?;
+        Ok(Self {
+            config,
+            parameters,
+            adapter: None,
+            decoder,
+            device,
+            dtype,
+            checkpoint_activations,
+        })
+    }
+
+    /// Puts an adapter on the model, which alone is trained from then on. Load the
+    /// model as not trainable.
+    pub fn with_adapter(mut self, mut adapter: Adapter) -> Result<Self, Error> {
+        adapter.train();
+        let place = (self.dtype.kind(), self.device);
+        self.decoder = Decoder::new(&self.config, &self.parameters, Some(&adapter), place)?;
+        self.adapter = Some(adapter);
+        Ok(self)
+    }
+
+    /// Returns the adapter, if there is one.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// Returns the weights that training moves: the adapter's, else all.
+    pub fn trained(&self) -> &[(String, Tensor)] {
+        self.adapter.as_ref().map_or(&self.parameters, Adapter::tensors)
     }
 
     /// Returns the weights by their checkpoint names, in the order of the files.
@@ -329,6 +360,14 @@ impl Model {
     /// `lengths` says how long each is. Returns f32 `[T, H]` after the last norm.
     pub fn hidden(&self, ids: &Tensor, lengths: &[i64]) -> Tensor {
         self.decoder.hidden(ids, lengths)
+    }
+
+    /// Runs packed sequences, as [`Model::hidden`] does, to go back through them.
+    pub fn pass<'a>(&'a self, ids: &Tensor, lengths: &'a [i64]) -> Pass<'a> {
+        match self.checkpoint_activations {
+            true => Pass::recomputed(&self.decoder, ids, lengths),
+            false => Pass::whole(&self.decoder, ids, lengths),
+        }
     }
 
     /// Returns the f32 logits `[N, V]` of hidden states `[N, H]`.
@@ -370,11 +409,11 @@ impl Model {
         tch::no_grad(|| score::read(&self.decoder, states, request))
     }
 
-    /// Writes the weights into `out` with the tensor names, shapes, files and,
+    /// Writes the weights, an adapter's part added to them in f32, into `out` with the tensor names, shapes, files and,
     /// unless `dtype` is given, types of the folder `base`, and copies its
     /// settings and tokenizer. Not atomic.
     pub fn save(&self, base: &Path, out: &Path, dtype: Option<Dtype>) -> Result<(), Error> {
-        checkpoint::save(&self.parameters, base, out, dtype)
+        checkpoint::save((&self.parameters, self.adapter.as_ref()), base, out, dtype)
     }
 }
 

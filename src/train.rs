@@ -4,8 +4,8 @@
 //! forward pass gives the old log-probs, `advantage` the advantages,
 //! [`gradients`] packs the samples and runs the loss through the model,
 //! [`AdamW`] moves the weights, and the new policy is written as one unit with
-//! the optimiser's state and the ledger of turns. Absent on purpose: LoRA,
-//! schedules, devices other than the CPU.
+//! the optimiser's state and the ledger of turns. Absent on purpose:
+//! schedules.
 
 mod adamw;
 mod checkpoint;
@@ -37,7 +37,7 @@ pub use ledger::{Entry, Ledger};
 pub use metrics::Metrics;
 pub use objective::{Importance, LogProbs, Measures, Prepared, Terms, gradients, sample_log_probs};
 pub use sample::{Admission, OldLogProbs, Refusal, Sample, admit};
-pub use start::Options;
+pub use start::{Compute, Options};
 pub use trainer::{Fault, Trained, Trainer};
 
 /// What ends a run.
@@ -83,6 +83,16 @@ pub enum Error {
         recorded: PathBuf,
         /// The model given.
         given: PathBuf,
+    },
+    /// The policies train something else than was asked for.
+    #[error("`{}`: trains {found}, and {given} is asked for", policy.display())]
+    OtherForm {
+        /// The latest policy.
+        policy: PathBuf,
+        /// What it trains.
+        found: String,
+        /// What was asked for.
+        given: String,
     },
     /// Another trainer is at work on the folder.
     #[error("`{}`: another trainer is writing here", folder.display())]

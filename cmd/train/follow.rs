@@ -42,7 +42,7 @@ pub(super) fn run(
     // The first signal ends the run between two steps.
     let signal = context.drain_on_signal();
     let method = args.method.method();
-    let trainer = Trainer::open(steps::options(args, context, &method))?;
+    let trainer = Trainer::open(steps::options(args, context, &method)?)?;
     let metrics = args.metrics.as_deref().map(MetricsFile::open).transpose()?;
     steps::announce(&trainer, args, context);
     let mut run = Run {

@@ -20,8 +20,8 @@ use super::metrics_file::MetricsFile;
 use super::shelf::Shelf;
 use super::silence;
 use super::{
-    Args, DistillationArgs, DtypeName, ImportanceName, KlName, LossArgs, OldName, OptimizerArgs,
-    SelectionName, SubsetName,
+    Args, DistillationArgs, DtypeName, ImportanceName, KlName, LossArgs, OldName, SelectionName,
+    SubsetName,
 };
 use crate::asking;
 use crate::common::Context;
@@ -49,7 +49,7 @@ pub(super) fn run(args: &Args, shelf: &mut Shelf, context: &Context) -> anyhow::
     checks::check_columns(&source, &method)?;
     checks::check_estimator(&source, method.estimator, &mut |text| context.say(text))?;
     checks::check_tokenizer(&source, args)?;
-    let mut trainer = Trainer::open(options(args, context, &method))?;
+    let mut trainer = Trainer::open(options(args, context, &method)?)?;
     let mut metrics = args.metrics.as_deref().map(MetricsFile::open).transpose()?;
     announce(&trainer, args, context);
     let mut queue = VecDeque::new();
@@ -109,10 +109,10 @@ fn steps(
     Ok(done)
 }
 
-pub(super) fn options(args: &Args, context: &Context, method: &Method) -> Options {
+pub(super) fn options(args: &Args, context: &Context, method: &Method) -> anyhow::Result<Options> {
     let mut version_aliases = BTreeMap::from([("default".to_owned(), 0)]);
     version_aliases.extend(args.version_alias.iter().cloned());
-    Options {
+    Ok(Options {
         model: args.model.clone(),
         out: args.out.clone(),
         settings: settings(args, method),
@@ -130,16 +130,17 @@ pub(super) fn options(args: &Args, context: &Context, method: &Method) -> Option
             vocabulary: 0,
         },
         terms: terms(&args.loss),
-        rates: rates(&args.optimizer),
+        rates: rates(args),
         epochs: args.epochs,
         tokens_per_pass: args.tokens_per_pass as usize,
         dtype: args.dtype.map(|dtype| match dtype {
             DtypeName::F32 => Dtype::F32,
             DtypeName::Bf16 => Dtype::Bf16,
         }),
+        compute: args.compute.compute()?,
         keep: args.keep,
         seed: context.seed,
-    }
+    })
 }
 
 fn terms(args: &LossArgs) -> Terms {
@@ -185,12 +186,13 @@ fn distillation(args: &DistillationArgs) -> Distillation {
     }
 }
 
-fn rates(args: &OptimizerArgs) -> Rates {
+fn rates(args: &Args) -> Rates {
+    let optimizer = &args.optimizer;
     Rates {
-        learning_rate: args.lr,
-        weight_decay: args.weight_decay,
-        decay_all: args.decay_all,
-        clip_norm: args.clip_norm,
+        learning_rate: args.compute.learning_rate(optimizer.lr),
+        weight_decay: optimizer.weight_decay,
+        decay_all: optimizer.decay_all,
+        clip_norm: optimizer.clip_norm,
         ..Rates::default()
     }
 }
@@ -217,14 +219,14 @@ fn settings(args: &Args, method: &Method) -> serde_json::Value {
         "importance_low": loss.importance_low,
         "importance_high": loss.importance_high,
         "reduction": format!("{:?}", loss.reduction).to_lowercase(),
-        "lr": optimizer.lr,
+        "lr": args.compute.learning_rate(optimizer.lr),
         "weight_decay": optimizer.weight_decay,
         "decay_all": optimizer.decay_all,
         "clip_norm": optimizer.clip_norm,
         "old_log_probs": format!("{:?}", args.old_log_probs).to_lowercase(),
         "max_staleness": args.max_staleness,
         "tokens_per_pass": args.tokens_per_pass,
-        "device": args.device,
+        "compute": args.compute.settings(),
     })
 }
 

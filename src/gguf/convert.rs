@@ -1,15 +1,15 @@
 //! From one GGUF file to a Hugging Face folder of the Llama family.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use half::bf16;
 use serde_json::{Map, Value as Json, json};
 
 use super::Error;
+use super::folder::whole_folder;
 use super::reader::{Gguf, TensorInfo};
 use super::tokenizer::{Tokenizer, tokenizer};
 use crate::tensors;
@@ -72,59 +72,12 @@ pub fn convert(gguf: &Path, out: &Path, options: &Options) -> Result<Converted, 
     let sources = sources(&gguf, &plan)?;
 
     let failed = |source| Error::Write { path: out.to_owned(), source };
-    let parent = match out.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let made = Made::parents(parent).map_err(failed)?;
-    let aside = tempfile::Builder::new()
-        .prefix(".tmp-")
-        .permissions(Permissions::from_mode(0o777))
-        .tempdir_in(parent)
-        .map_err(|error| failed(system(error)))?;
-    let named = |error| under(error, aside.path(), out);
-    write_settings(&gguf, &plan, &tokenizer, options.dtype, aside.path()).map_err(named)?;
-    let weights =
-        write_weights(&gguf, &plan, &sources, options.dtype, aside.path()).map_err(named)?;
-    let old = match out.symlink_metadata().is_ok() {
-        true => Some(set_aside(out, parent)?),
-        false => None,
-    };
-    std::fs::rename(aside.path(), out).map_err(failed)?;
-    // Nothing is left under its temporary name.
-    let _ = aside.keep();
-    made.keep();
-    File::open(parent).and_then(|folder| folder.sync_all()).map_err(failed)?;
-    drop(old);
+    let weights = whole_folder(out, failed, |aside| {
+        write_settings(&gguf, &plan, &tokenizer, options.dtype, aside)
+            .and_then(|()| write_weights(&gguf, &plan, &sources, options.dtype, aside))
+            .map_err(|error| under(error, aside, out))
+    })?;
     Ok(Converted { tensors: sources.len(), weights })
-}
-
-/// Folders above the one to write that were not there, innermost first. They go
-/// again if nothing comes of it.
-struct Made(Vec<PathBuf>);
-
-impl Made {
-    fn parents(parent: &Path) -> std::io::Result<Self> {
-        let missing = parent.ancestors().take_while(|folder| {
-            !folder.as_os_str().is_empty() && folder.symlink_metadata().is_err()
-        });
-        let made = Self(missing.map(Path::to_owned).collect());
-        std::fs::create_dir_all(parent)?;
-        Ok(made)
-    }
-
-    fn keep(mut self) {
-        self.0.clear();
-    }
-}
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        for folder in &self.0 {
-            // One in which somebody has put something stays.
-            let _ = std::fs::remove_dir(folder);
-        }
-    }
 }
 
 /// Names the file that was to be, not the one it was written as.
@@ -140,25 +93,6 @@ fn under(error: Error, aside: &Path, out: &Path) -> Error {
         }
         error => error,
     }
-}
-
-/// Returns the system's own error: a temporary folder's name is no part of it.
-fn system(error: std::io::Error) -> std::io::Error {
-    match error.to_string().rsplit_once(" at path ") {
-        Some((reason, _)) => std::io::Error::new(error.kind(), reason),
-        None => error,
-    }
-}
-
-/// Moves what is in the way into a folder that goes when it is dropped.
-fn set_aside(out: &Path, parent: &Path) -> Result<tempfile::TempDir, Error> {
-    let failed = |source| Error::Write { path: out.to_owned(), source };
-    let aside = tempfile::Builder::new()
-        .prefix(".tmp-")
-        .tempdir_in(parent)
-        .map_err(|error| failed(system(error)))?;
-    std::fs::rename(out, aside.path().join("replaced")).map_err(failed)?;
-    Ok(aside)
 }
 
 fn plan(gguf: &Gguf, vocab_size: usize) -> Result<Plan, Error> {

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
+use super::adapter::Adapter;
 use super::config::{Config, Family};
 use super::{Dtype, Error};
 use crate::tensors;
@@ -124,16 +125,11 @@ impl Checkpoint {
         let mut loaded = Vec::new();
         let mut spare_head = None;
         for (reader, entry) in self.entries() {
-            let Some(stored) = kind_of(entry.dtype) else { continue };
             if entry.name.ends_with(DERIVED) {
                 continue;
             }
-            let shape: Vec<i64> = entry.shape.iter().map(|&length| length as i64).collect();
-            let bytes = reader.read(entry)?;
-            let kind = if shape.len() == 1 { Kind::Float } else { dtype.kind() };
-            let tensor = Tensor::f_from_data_size(&bytes, &shape, stored)?
-                .f_to_kind(kind)?
-                .f_to_device(device)?;
+            let kind = if entry.shape.len() == 1 { Kind::Float } else { dtype.kind() };
+            let tensor = tensor(self.folder.clone(), reader, entry, kind, device)?;
             match config.tie_word_embeddings && entry.name == HEAD {
                 true => spare_head = Some(tensor),
                 false => loaded.push((entry.name.clone(), tensor)),
@@ -146,6 +142,31 @@ impl Checkpoint {
         }
         Ok(loaded)
     }
+}
+
+/// Reads one tensor of a file.
+pub(super) fn tensor(
+    folder: PathBuf,
+    reader: &Reader,
+    entry: &Entry,
+    kind: Kind,
+    device: Device,
+) -> Result<Tensor, Error> {
+    let Some(stored) = kind_of(entry.dtype) else {
+        let (name, found) = (entry.name.clone(), format!("{:?}", entry.dtype));
+        return Err(Error::WrongType { folder, name, found });
+    };
+    let shape: Vec<i64> = entry.shape.iter().map(|&length| length as i64).collect();
+    let plain = Tensor::f_from_data_size(&reader.read(entry)?, &shape, stored)?;
+    Ok(plain.f_to_kind(kind)?.f_to_device(device)?)
+}
+
+/// Returns the bytes of a tensor as a file has them.
+pub(super) fn bytes(tensor: &Tensor, kind: Kind) -> Result<Vec<u8>, Error> {
+    let plain = tensor.detach().f_to_device(Device::Cpu)?.f_to_kind(kind)?.f_contiguous()?;
+    let mut bytes = vec![0; plain.numel() * kind.elt_size_in_bytes()];
+    plain.f_copy_data_u8(&mut bytes, plain.numel())?;
+    Ok(bytes)
 }
 
 fn shard_names(path: &Path) -> Result<Vec<String>, Error> {
@@ -175,7 +196,7 @@ fn kind_of(dtype: tensors::Dtype) -> Option<Kind> {
 }
 
 /// Returns every tensor of the architecture with its shape.
-fn wanted_tensors(config: &Config) -> HashMap<String, Vec<i64>> {
+pub(super) fn wanted_tensors(config: &Config) -> HashMap<String, Vec<i64>> {
     let Config { vocab_size, hidden_size: hidden, intermediate_size: wide, head_dim, .. } = *config;
     let queries = config.num_attention_heads * head_dim;
     let keys = config.num_key_value_heads * head_dim;
@@ -215,9 +236,10 @@ fn wanted_tensors(config: &Config) -> HashMap<String, Vec<i64>> {
     wanted
 }
 
-/// Writes weights in the form of the folder `base`.
+/// Writes weights, and what an adapter adds to them, in the form of the folder
+/// `base`.
 pub(super) fn save(
-    parameters: &[(String, Tensor)],
+    (parameters, adapter): (&[(String, Tensor)], Option<&Adapter>),
     base: &Path,
     out: &Path,
     dtype: Option<Dtype>,
@@ -240,7 +262,7 @@ pub(super) fn save(
         for entry in reader.entries() {
             let bytes = match entry.name.ends_with(DERIVED) {
                 true => reader.read(entry)?,
-                false => tensor_bytes(base, &by_name, entry, typed(entry))?,
+                false => tensor_bytes(base, (&by_name, adapter), entry, typed(entry))?,
             };
             total_size += bytes.len();
             writer.write(&bytes)?;
@@ -253,7 +275,7 @@ pub(super) fn save(
 /// Returns the bytes of a tensor as the base's file wants it.
 fn tensor_bytes(
     base: &Path,
-    by_name: &HashMap<&str, &Tensor>,
+    (by_name, adapter): (&HashMap<&str, &Tensor>, Option<&Adapter>),
     entry: &Entry,
     stored: tensors::Dtype,
 ) -> Result<Vec<u8>, Error> {
@@ -275,10 +297,8 @@ fn tensor_bytes(
         let found = format!("{stored:?}");
         return Err(Error::WrongType { folder: folder(), name: name(), found });
     };
-    let plain = tensor.detach().f_to_device(Device::Cpu)?.f_to_kind(kind)?.f_contiguous()?;
-    let mut bytes = vec![0; plain.numel() * kind.elt_size_in_bytes()];
-    plain.f_copy_data_u8(&mut bytes, plain.numel())?;
-    Ok(bytes)
+    let merged = adapter.map(|adapter| adapter.merged(&entry.name, tensor));
+    bytes(merged.as_ref().unwrap_or(tensor), kind)
 }
 
 fn copy_companions(

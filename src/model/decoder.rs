@@ -6,9 +6,11 @@ use std::collections::HashMap;
 
 use tch::{Device, Kind, Tensor};
 
+use super::adapter::Adapter;
 use super::attention::{Back, Mask, attend};
 use super::cache::Cache;
 use super::config::Config;
+use super::linear::Linear;
 use super::prefix::Forest;
 use super::rotary::{Rotary, Rotation};
 use super::{Error, Family};
@@ -20,6 +22,8 @@ const STEADY_ROWS: i64 = 8;
 /// The weights by name while the layers take theirs.
 struct Weights<'a> {
     by_name: HashMap<&'a str, &'a Tensor>,
+    adapter: Option<&'a Adapter>,
+    kind: Kind,
 }
 
 impl Weights<'_> {
@@ -37,51 +41,8 @@ impl Weights<'_> {
     fn linear(&self, name: &str, bias: bool) -> Result<Linear, Error> {
         let weight = self.take(&format!("{name}.weight"))?;
         let bias = bias.then(|| self.take(&format!("{name}.bias"))).transpose()?;
-        Ok(Linear { weight, bias })
-    }
-}
-
-/// So many rows make up for widening the weights each time.
-const WIDE_ROWS: i64 = 64;
-
-/// Tells whether rows are better multiplied in f32 by widened weights: without
-/// AVX-512, libtorch's bf16 products are several times slower than its f32 ones.
-fn widens(x: &Tensor) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    let slow = !is_x86_feature_detected!("avx512bw") || !is_x86_feature_detected!("avx512vl");
-    #[cfg(not(target_arch = "x86_64"))]
-    let slow = false;
-    slow && x.device() == Device::Cpu && x.size()[0] >= WIDE_ROWS
-}
-
-#[derive(Debug)]
-struct Linear {
-    weight: Tensor,
-    bias: Option<Tensor>,
-}
-
-impl Linear {
-    /// f32 in, f32 out, whatever the type of the weight.
-    fn apply(&self, x: &Tensor) -> Tensor {
-        let kind = self.weight.kind();
-        if kind == Kind::Float {
-            return x.linear(&self.weight, self.bias.as_ref());
-        }
-        let rounded = x.to_kind(kind);
-        let product = match widens(x) {
-            // The product of two bf16 numbers is exact in f32, so only the order of
-            // the sums may differ from the other way.
-            true => {
-                let weight = self.weight.to_kind(Kind::Float);
-                rounded.to_kind(Kind::Float).linear(&weight, None::<&Tensor>).to_kind(kind)
-            }
-            false => rounded.linear(&self.weight, None::<&Tensor>),
-        };
-        let product = product.to_kind(Kind::Float);
-        match &self.bias {
-            Some(bias) => product + bias,
-            None => product,
-        }
+        let low_rank = self.adapter.and_then(|adapter| adapter.beside(name));
+        Ok(Linear { weight, bias, low_rank, kind: self.kind })
     }
 }
 
@@ -180,6 +141,48 @@ impl Layer {
     }
 }
 
+impl Layer {
+    /// Adds what the layer makes of `x`. `attention` gets queries `[T, heads, D]`,
+    /// keys and values, and returns one `[L, heads * D]` per sequence, in order.
+    fn run(
+        &self,
+        x: &Tensor,
+        input: &Input,
+        attention: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Vec<Tensor>,
+    ) -> Tensor {
+        let normed = self.input_layernorm.apply(x);
+        let (queries, keys, values) = self.self_attn.project(&normed, &input.rotation);
+        let outputs = attention(&queries, &keys, &values);
+        let attended = pad_rows(&Tensor::cat(&outputs, 0), input.padding);
+        let x = x + self.self_attn.o_proj.apply(&attended);
+        &x + self.mlp.apply(&self.post_attention_layernorm.apply(&x))
+    }
+}
+
+/// What goes through the layers beside the states.
+struct Input {
+    /// Padded.
+    ids: Tensor,
+    rotation: Rotation,
+    /// Rows without the padding.
+    rows: i64,
+    padding: i64,
+}
+
+/// Packed sequences without a cache.
+pub(super) struct Packed<'a> {
+    input: Input,
+    lengths: &'a [i64],
+}
+
+impl<'a> Packed<'a> {
+    /// Lays out sequences, one after another in `ids`.
+    pub(super) fn new(decoder: &Decoder, ids: &Tensor, lengths: &'a [i64]) -> Self {
+        let positions: Vec<i64> = lengths.iter().flat_map(|&length| 0..length).collect();
+        Self { input: decoder.input(ids, &positions), lengths }
+    }
+}
+
 /// The network without its head's sampling and without its files.
 #[derive(Debug)]
 pub(super) struct Decoder {
@@ -189,19 +192,22 @@ pub(super) struct Decoder {
     lm_head: Linear,
     rotary: Rotary,
     device: Device,
+    /// Type of the products; that of the weights or a narrower one.
+    kind: Kind,
 }
 
 impl Decoder {
     pub(super) fn new(
         config: &Config,
         parameters: &[(String, Tensor)],
-        device: Device,
+        adapter: Option<&Adapter>,
+        (kind, device): (Kind, Device),
     ) -> Result<Self, Error> {
         let by_name = parameters.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-        let weights = Weights { by_name };
+        let weights = Weights { by_name, adapter, kind };
         let embed_tokens = weights.take("model.embed_tokens.weight")?;
         let lm_head = match config.tie_word_embeddings {
-            true => Linear { weight: embed_tokens.shallow_clone(), bias: None },
+            true => weights.linear("model.embed_tokens", false)?,
             false => weights.linear("lm_head", false)?,
         };
         let layers = (0..config.num_hidden_layers).map(|index| Layer::new(config, &weights, index));
@@ -212,15 +218,35 @@ impl Decoder {
             lm_head,
             rotary: Rotary::new(config, device),
             device,
+            kind,
         })
     }
 
     /// Runs packed sequences without a cache.
     pub(super) fn hidden(&self, ids: &Tensor, lengths: &[i64]) -> Tensor {
-        let positions: Vec<i64> = lengths.iter().flat_map(|&length| 0..length).collect();
-        self.run(ids, &positions, |_, queries, keys, values| {
+        let packed = Packed::new(self, ids, lengths);
+        let mut x = self.embed(&packed);
+        for layer in 0..self.layers() {
+            x = self.layer(layer, &x, &packed);
+        }
+        self.last_norm(&x, &packed)
+    }
+
+    /// Returns how many layers there are.
+    pub(super) fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Returns the input of the first layer.
+    pub(super) fn embed(&self, packed: &Packed<'_>) -> Tensor {
+        self.embedded(&packed.input.ids)
+    }
+
+    /// Runs one layer over packed sequences.
+    pub(super) fn layer(&self, layer: usize, x: &Tensor, packed: &Packed<'_>) -> Tensor {
+        let attention = |queries: &Tensor, keys: &Tensor, values: &Tensor| {
             let mut start = 0;
-            let outputs = lengths.iter().map(|&length| {
+            let outputs = packed.lengths.iter().map(|&length| {
                 // [L, heads, D] -> [1, heads, L, D]
                 let part = |x: &Tensor| x.narrow(0, start, length).transpose(0, 1).unsqueeze(0);
                 let output = attend(&part(queries), &part(keys), &part(values), &Mask::Causal);
@@ -228,7 +254,13 @@ impl Decoder {
                 output
             });
             outputs.collect()
-        })
+        };
+        self.layers[layer].run(x, &packed.input, attention)
+    }
+
+    /// Turns the last layer's output into the states.
+    pub(super) fn last_norm(&self, x: &Tensor, packed: &Packed<'_>) -> Tensor {
+        self.norm.apply(x).narrow(0, 0, packed.input.rows)
     }
 
     /// Runs packed sequences of which the beginnings may be shared.
@@ -291,28 +323,34 @@ impl Decoder {
         positions: &[i64],
         mut attention: impl FnMut(usize, &Tensor, &Tensor, &Tensor) -> Vec<Tensor>,
     ) -> Tensor {
+        let input = self.input(ids, positions);
+        let mut x = self.embedded(&input.ids);
+        for (index, layer) in self.layers.iter().enumerate() {
+            x = layer
+                .run(&x, &input, |queries, keys, values| attention(index, queries, keys, values));
+        }
+        self.norm.apply(&x).narrow(0, 0, input.rows)
+    }
+
+    fn input(&self, ids: &Tensor, positions: &[i64]) -> Input {
         let rows = positions.len() as i64;
         let padding = self.padding(rows);
         let positions = Tensor::from_slice(positions).to_device(self.device);
         let rotation = self.rotary.at(&pad_rows(&positions, padding));
         let ids = pad_rows(&ids.to_device(self.device), padding);
-        let mut x =
-            Tensor::embedding(&self.embed_tokens, &ids, -1, false, false).to_kind(Kind::Float);
-        for (index, layer) in self.layers.iter().enumerate() {
-            let normed = layer.input_layernorm.apply(&x);
-            let (queries, keys, values) = layer.self_attn.project(&normed, &rotation);
-            let outputs = attention(index, &queries, &keys, &values);
-            let attended = pad_rows(&Tensor::cat(&outputs, 0), padding);
-            x = &x + layer.self_attn.o_proj.apply(&attended);
-            x = &x + layer.mlp.apply(&layer.post_attention_layernorm.apply(&x));
-        }
-        self.norm.apply(&x).narrow(0, 0, rows)
+        Input { ids, rotation, rows, padding }
+    }
+
+    /// Returns the embeddings as the products' type has them.
+    fn embedded(&self, ids: &Tensor) -> Tensor {
+        let rows = Tensor::embedding(&self.embed_tokens, ids, -1, false, false);
+        rows.to_kind(self.kind).to_kind(Kind::Float)
     }
 
     /// Returns the rows to add so that a product is steady. bf16 products are so
     /// for any number of rows.
     fn padding(&self, rows: i64) -> i64 {
-        match self.embed_tokens.kind() {
+        match self.kind {
             Kind::Float => (STEADY_ROWS - rows).max(0),
             _ => 0,
         }

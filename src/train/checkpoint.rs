@@ -20,6 +20,8 @@ pub(super) const OURS: &str = "oclaw";
 pub(super) const OPTIMIZER: &str = "oclaw/optimizer.safetensors";
 /// The ledger, from the policy's folder.
 pub(super) const LEDGER: &str = "oclaw/ledger.parquet";
+/// The adapter that was trained, as a folder of `peft`, from the policy's folder.
+pub(super) const ADAPTER: &str = "adapter";
 const TRAIN: &str = "oclaw/train.json";
 
 /// What `train.json` says.
@@ -143,7 +145,7 @@ pub(super) fn read_optimizer(
             false => Err(problem("has another shape")),
         }
     };
-    for ((name, tensor), moments) in model.parameters().iter().zip(&mut optimizer.moments) {
+    for ((name, tensor), moments) in model.trained().iter().zip(&mut optimizer.moments) {
         let length = tensor.numel();
         *moments = Moments {
             mean: find(format!("mean.{name}"), length)?,

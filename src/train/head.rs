@@ -68,8 +68,8 @@ pub(super) fn backward(
     temperature: &Tensor,
     mut loss: impl FnMut(&Chunk<'_>) -> Tensor,
 ) {
-    let hidden = model.hidden(&pack.ids, &pack.lengths).index_select(0, &pack.rows);
-    let constant = hidden.detach();
+    let pass = model.pass(&pack.ids, &pack.lengths);
+    let constant = pass.hidden().detach().index_select(0, &pack.rows);
     let gradient = constant.zeros_like();
     for (start, length) in chunks(constant.size()[0], chunk_rows(model)) {
         let rows = constant.narrow(0, start, length).set_requires_grad(true);
@@ -92,7 +92,8 @@ pub(super) fn backward(
         (logits * by_logits).sum(Kind::Float).backward();
         gradient.narrow(0, start, length).copy_(&rows.grad());
     }
-    (hidden * gradient).sum(Kind::Float).backward();
+    let all = pass.hidden().detach().zeros_like().index_copy_(0, &pack.rows, &gradient);
+    pass.backward(&all);
 }
 
 /// Returns the derivative of the loss by the (tempered) logits.

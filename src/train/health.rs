@@ -93,7 +93,7 @@ impl Probe {
 
     /// Looks at it after the step. Returns how far the answers' tokens moved.
     pub(super) fn check(&self, model: &Model) -> Result<f64, Ruin> {
-        for (tensor, weights) in model.parameters() {
+        for (tensor, weights) in model.trained() {
             if weights.isfinite().all().int64_value(&[]) == 0 {
                 return Err(Ruin::Weights { tensor: tensor.clone() });
             }

@@ -3,12 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
+use tch::Device;
+
 use super::Error;
 use super::adamw::{AdamW, Rates};
-use super::checkpoint::{self, Base, OPTIMIZER, Record};
+use super::checkpoint::{self, ADAPTER, Base, OPTIMIZER, Record};
 use super::objective::Terms;
 use super::sample::Admission;
-use crate::model::{Dtype, LoadOptions, Model};
+use crate::model::{Adapter, Dtype, LoadOptions, Lora, Model, adapter};
 
 /// Parameters from which on a policy is served in its base's own type.
 const LARGE: u64 = 1_000_000_000;
@@ -33,12 +35,86 @@ pub struct Options {
     /// Type of the weights written; f32 below a billion weights, else the
     /// base's, if not given.
     pub dtype: Option<Dtype>,
+    /// What is trained, and how it is computed.
+    pub compute: Compute,
     /// Policies kept.
     pub keep: u64,
-    /// Seed, for the record: no part of a step draws random numbers yet.
+    /// Seed of a new adapter.
     pub seed: u64,
     /// The command's settings, for the record.
     pub settings: serde_json::Value,
+}
+
+/// What is trained, and how it is computed.
+#[derive(Debug, Clone, Copy)]
+pub struct Compute {
+    /// Adapters that are trained in place of the weights.
+    pub lora: Option<Lora>,
+    /// Type of the products. What is trained is f32 all the same.
+    pub dtype: Dtype,
+    /// Where.
+    pub device: Device,
+    /// Whether layers are run again on the way back, for less memory.
+    pub checkpoint_activations: bool,
+}
+
+impl Default for Compute {
+    fn default() -> Self {
+        Self { lora: None, dtype: Dtype::F32, device: Device::Cpu, checkpoint_activations: false }
+    }
+}
+
+impl Compute {
+    pub(super) fn load(&self, trainable: bool) -> LoadOptions {
+        LoadOptions {
+            dtype: Some(self.dtype),
+            device: self.device,
+            trainable,
+            checkpoint_activations: self.checkpoint_activations,
+        }
+    }
+}
+
+/// Loads the model to be trained: all weights of the latest policy, or the start
+/// model with the latest policy's adapter, or with a new one.
+pub(super) fn load(options: &Options, base: &Base, latest: Option<&Path>) -> Result<Model, Error> {
+    let compute = &options.compute;
+    let written = latest.map(|policy| policy.join(ADAPTER)).filter(|folder| folder.exists());
+    if let Some(policy) = latest {
+        let found = match &written {
+            Some(folder) => Some(adapter::settings(folder)?.1),
+            None => None,
+        };
+        if found != compute.lora {
+            let named = |lora: Option<Lora>| match lora {
+                Some(lora) => format!("an adapter ({lora})"),
+                None => "all weights".to_owned(),
+            };
+            return Err(Error::OtherForm {
+                policy: policy.to_owned(),
+                found: named(found),
+                given: named(compute.lora),
+            });
+        }
+    }
+    let Some(lora) = compute.lora else {
+        return Ok(Model::load(latest.unwrap_or(&base.folder), &compute.load(true))?);
+    };
+    let model = Model::load(&base.folder, &compute.load(false))?;
+    let adapter = match written {
+        Some(folder) => Adapter::read(&folder, &model.config, compute.device)?,
+        None => Adapter::new(&model.config, lora, options.seed, compute.device),
+    };
+    Ok(model.with_adapter(adapter)?)
+}
+
+/// Returns the type in which a policy's folder holds what is trained: an adapter
+/// lies there whole, whatever becomes of the weights it is added to.
+pub(super) fn held(model: &Model, dtype: Dtype) -> Dtype {
+    match model.adapter() {
+        Some(_) => Dtype::F32,
+        None => dtype,
+    }
 }
 
 /// Finds the model that the line of policies starts from.
@@ -87,5 +163,5 @@ pub(super) fn resume(
         .dtype
         .parse()
         .map_err(|problem| Error::Record { path: policy.to_owned(), problem })?;
-    checkpoint::read_optimizer(&state, optimizer, model, dtype)
+    checkpoint::read_optimizer(&state, optimizer, model, held(model, dtype))
 }

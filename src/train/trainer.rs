@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use crate::advantage::{self, Estimator, Evidence};
 use crate::loss::{self, Subset};
-use crate::model::{Dtype, LoadOptions, Model};
+use crate::model::{Dtype, Model};
 
 use super::Error;
 use super::adamw::{AdamW, zero_gradients};
-use super::checkpoint::{self, Base, LEDGER, OPTIMIZER, OURS, Record};
+use super::checkpoint::{self, ADAPTER, Base, LEDGER, OPTIMIZER, OURS, Record};
 use super::distil::{self, Distilled, Further};
 use super::health::Probe;
 use super::ledger::Ledger;
@@ -25,7 +25,7 @@ use super::objective::{
 };
 use super::policies::Policies;
 use super::sample::{OldLogProbs, Refusal, Sample, check_advantages};
-use super::start::{Options, base, default_dtype, resume};
+use super::start::{Options, base, default_dtype, held, load, resume};
 
 /// Skipped updates in a row that end the run.
 const SKIPS_ALLOWED: u64 = 3;
@@ -69,11 +69,10 @@ impl Trainer {
         let record = latest.as_deref().map(checkpoint::read_record).transpose()?;
         let base = base(&options, record.as_ref())?;
         let pattern = latest.clone().unwrap_or_else(|| base.folder.clone());
-        let trained = LoadOptions { dtype: None, device: Device::Cpu, trainable: true };
-        let model = Model::load(&pattern, &trained)?;
+        let model = load(&options, &base, latest.as_deref())?;
         let weights: u64 = model.parameters().iter().map(|(_, tensor)| tensor.numel() as u64).sum();
         let dtype = options.dtype.map_or_else(|| default_dtype(&base.folder, weights), Ok)?;
-        let mut optimizer = AdamW::new(options.rates, model.parameters());
+        let mut optimizer = AdamW::new(options.rates, model.trained());
         let mut notes = Vec::new();
         let mut ledger = Ledger::default();
         if let (Some(policy), Some(record)) = (&latest, &record) {
@@ -81,9 +80,8 @@ impl Trainer {
             resume(policy, record, &model, &mut optimizer, &mut notes)?;
             ledger = Ledger::read(&policy.join(LEDGER))?;
         }
-        let frozen = LoadOptions { dtype: Some(Dtype::F32), ..LoadOptions::default() };
         let reference = match options.terms.kl_coefficient != 0.0 {
-            true => Some(Model::load(&base.folder, &frozen)?),
+            true => Some(Model::load(&base.folder, &options.compute.load(false))?),
             false => None,
         };
         options.admission.vocabulary = model.config.vocab_size;
@@ -297,13 +295,13 @@ impl Trainer {
     fn update(&mut self, batch: &[Prepared]) -> Result<Updates, Error> {
         let mut updates = Updates::default();
         for _ in 0..self.options.epochs.max(1) {
-            zero_gradients(self.model.parameters());
+            zero_gradients(self.model.trained());
             let budget = self.options.tokens_per_pass;
             let measures = gradients(&self.model, batch, &self.options.terms, budget);
             updates.first.get_or_insert(measures);
             updates.last = Some(measures);
             let step = match measures.loss.is_finite() {
-                true => self.optimizer.step(self.model.parameters(), self.dtype),
+                true => self.optimizer.step(self.model.trained(), held(&self.model, self.dtype)),
                 false => None,
             };
             match step {
@@ -350,8 +348,12 @@ impl Trainer {
         };
         checkpoint::write_record(aside, &record)?;
         let state = aside.join(OPTIMIZER);
-        let parameters = self.model.parameters();
-        checkpoint::write_optimizer(&state, &self.optimizer, parameters, self.dtype)?;
+        let trained = self.model.trained();
+        let held = held(&self.model, self.dtype);
+        checkpoint::write_optimizer(&state, &self.optimizer, trained, held)?;
+        if let Some(adapter) = self.model.adapter() {
+            adapter.write(&self.base.folder, &aside.join(ADAPTER))?;
+        }
         self.ledger.write(&aside.join(LEDGER))
     }
 }

@@ -1,5 +1,16 @@
 //! `oclaw convert`: exit codes and words; the numbers are tested in the library.
 
+#[cfg(feature = "torch")]
+use oclaw::advantage::{self, Estimator, Method};
+#[cfg(feature = "torch")]
+use oclaw::table::Format;
+#[cfg(feature = "torch")]
+use oclaw::trajectory::Turn;
+
+#[cfg(feature = "torch")]
+use crate::forge::{STAGES, captured, write};
+#[cfg(feature = "torch")]
+use crate::harness::fixture_models;
 use crate::harness::gguf::tiny_llama;
 use crate::harness::oclaw;
 
@@ -83,4 +94,43 @@ fn a_folder_that_cannot_be_written_is_named() {
     let talk = String::from_utf8(failed.stderr).unwrap();
     assert_eq!(failed.status.code(), Some(1), "{talk}");
     assert!(talk.contains(&*out.to_string_lossy()), "{talk}");
+}
+
+/// What `train --lora-rank` wrote is merged to the very weights of its policy.
+#[cfg(feature = "torch")]
+#[test]
+fn an_adapter_is_added_to_its_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let turns = [captured("s", 1), captured("t", 2)].map(|turn| {
+        let turn = Turn { score: Some(1.0), ..turn };
+        advantage::note(turn, false, &Method::new(Estimator::Combine))
+    });
+    let table = write(&folder.path().join("batch.parquet"), Format::Parquet, &STAGES, &turns);
+    let policy = folder.path().join("policy");
+    let mut train = oclaw();
+    train.args(["train", "--lora-rank", "2", "--lora-targets", "q_proj,up_proj", "--model"]);
+    train.arg(fixture_models().join("tiny-qwen3")).arg("--out").arg(&policy).arg(&table);
+    train.assert().success();
+    let text = std::fs::read(policy.join("latest/oclaw/train.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    assert_eq!(record["settings"]["lr"], 1e-4);
+    assert_eq!(record["settings"]["compute"]["lora_alpha"], 4.0);
+
+    let (adapter, out) = (policy.join("latest/adapter"), folder.path().join("merged"));
+    let merge = || {
+        let mut merge = oclaw();
+        merge.args(["convert", "--merge"]).arg(&adapter).arg("-o").arg(&out);
+        merge
+    };
+    merge().assert().success();
+    for file in ["model.safetensors", "config.json", "tokenizer.json"] {
+        let bytes = |folder: &std::path::Path| std::fs::read(folder.join(file)).unwrap();
+        assert!(bytes(&out) == bytes(&policy.join("latest")), "{file}");
+    }
+    let again = merge().output().unwrap();
+    assert_eq!(again.status.code(), Some(2));
+    assert!(String::from_utf8(again.stderr).unwrap().contains("exists already"));
+    let elsewhere = merge().arg("--replace").arg("--base").arg(folder.path()).output().unwrap();
+    assert_eq!(elsewhere.status.code(), Some(1));
+    assert!(out.join("model.safetensors").exists(), "what was there stays");
 }

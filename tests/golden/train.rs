@@ -9,7 +9,7 @@ use oclaw::train::{
     sample_log_probs, zero_gradients,
 };
 use serde_json::Value;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::harness::{golden_file, golden_json, has_weights, list, models, skip};
 
@@ -177,7 +177,7 @@ fn run(grouping: &str, decay_all: bool) {
     let Some((last, _)) = list(&recorded["results"], grouping).split_last() else { return };
     let tensors = Tensor::read_safetensors(tensors).unwrap();
     let config = &recorded["config"];
-    let options = LoadOptions { dtype: None, device: Device::Cpu, trainable: true };
+    let options = LoadOptions { trainable: true, ..LoadOptions::default() };
     let folder = models().join(recorded["model"].as_str().unwrap());
     if !has_weights(&folder) {
         return;

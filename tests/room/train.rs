@@ -1,6 +1,7 @@
 //! Training on the tiny models: which rows, which way, how often, and what is
 //! left on the disk.
 
+mod adapters;
 mod admission;
 mod distil;
 mod objective;
@@ -14,8 +15,8 @@ use oclaw::advantage::{self, Estimator, Method};
 use oclaw::loss::{Clip, HintSelection, KlKind, Reduction, SubsetIds};
 use oclaw::model::{Dtype, LoadOptions, Model};
 use oclaw::train::{
-    Admission, Distillation, Distilled, Error, Importance, OldLogProbs, Options, Prepared, Rates,
-    Sample, Terms, Trained, Trainer, admit, gradients, read_record, sample_log_probs,
+    Admission, Compute, Distillation, Distilled, Error, Importance, OldLogProbs, Options, Prepared,
+    Rates, Sample, Terms, Trained, Trainer, admit, gradients, read_record, sample_log_probs,
     zero_gradients,
 };
 use oclaw::trajectory::words::{LogProbKind, Status, TokenSource};
@@ -58,6 +59,7 @@ fn options(model: &str, out: &Path) -> Options {
         epochs: 1,
         tokens_per_pass: 64,
         dtype: None,
+        compute: Compute::default(),
         keep: 6,
         seed: 0,
         settings: serde_json::Value::Null,

@@ -1,0 +1,77 @@
+//! A linear layer: its product in its own type, and a low-rank adapter on top of
+//! it if there is one.
+
+use tch::{Device, Kind, Tensor};
+
+/// So many rows make up for widening the weights each time.
+const WIDE_ROWS: i64 = 64;
+
+/// Tells whether rows are better multiplied in f32 by widened weights: without
+/// AVX-512, libtorch's bf16 products are several times slower than its f32 ones.
+fn widens(x: &Tensor) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let slow = !is_x86_feature_detected!("avx512bw") || !is_x86_feature_detected!("avx512vl");
+    #[cfg(not(target_arch = "x86_64"))]
+    let slow = false;
+    slow && x.device() == Device::Cpu && x.size()[0] >= WIDE_ROWS
+}
+
+/// The pair of matrices that LoRA trains beside a weight.
+#[derive(Debug)]
+pub(super) struct LowRank {
+    /// `[rank, in]`.
+    pub(super) down: Tensor,
+    /// `[out, rank]`.
+    pub(super) up: Tensor,
+    /// Factor on their product.
+    pub(super) scale: f64,
+}
+
+impl LowRank {
+    fn apply(&self, x: &Tensor) -> Tensor {
+        let narrow = x.linear(&self.down, None::<&Tensor>);
+        narrow.linear(&self.up, None::<&Tensor>) * self.scale
+    }
+}
+
+/// A linear layer.
+#[derive(Debug)]
+pub(super) struct Linear {
+    pub(super) weight: Tensor,
+    pub(super) bias: Option<Tensor>,
+    pub(super) low_rank: Option<LowRank>,
+    /// Type of the product; the weight may be a wider one.
+    pub(super) kind: Kind,
+}
+
+impl Linear {
+    /// f32 in, f32 out, whatever the type of the product.
+    pub(super) fn apply(&self, x: &Tensor) -> Tensor {
+        let product = self.product(x);
+        match &self.low_rank {
+            Some(low_rank) => product + low_rank.apply(x),
+            None => product,
+        }
+    }
+
+    fn product(&self, x: &Tensor) -> Tensor {
+        if self.kind == Kind::Float {
+            return x.linear(&self.weight, self.bias.as_ref());
+        }
+        let (rounded, weight) = (x.to_kind(self.kind), self.weight.to_kind(self.kind));
+        let product = match widens(x) {
+            // The product of two bf16 numbers is exact in f32, so only the order of
+            // the sums may differ from the other way.
+            true => {
+                let weight = weight.to_kind(Kind::Float);
+                rounded.to_kind(Kind::Float).linear(&weight, None::<&Tensor>).to_kind(self.kind)
+            }
+            false => rounded.linear(&weight, None::<&Tensor>),
+        };
+        let product = product.to_kind(Kind::Float);
+        match &self.bias {
+            Some(bias) => product + bias,
+            None => product,
+        }
+    }
+}
