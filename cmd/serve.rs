@@ -208,6 +208,8 @@ fn options(
             sync: args.journal_sync,
             roll: Roll { rows: args.shard_rows, bytes: args.shard_bytes, age: args.shard_age },
             retention: i64::try_from(retention).unwrap_or(i64::MAX),
+            // What may be open, and as much that may still be rated.
+            remembered: REMEMBERED.max(args.limits.limits().open_turns),
             compact: COMPACT,
             provenance: Provenance { lines: lines.into_iter().collect(), ..Provenance::default() },
         },
@@ -217,6 +219,9 @@ fn options(
         request_log,
     }
 }
+
+/// Turns remembered for pairing and ratings, at least.
+const REMEMBERED: usize = 65_536;
 
 /// Opens the file of the request log, to go on at its end.
 fn request_log(file: Option<&Path>) -> anyhow::Result<Option<RequestLog>> {

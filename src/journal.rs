@@ -76,6 +76,8 @@ pub struct Options {
     pub roll: Roll,
     /// How long a turn is remembered for pairing, microseconds.
     pub retention: i64,
+    /// How many turns are remembered at most.
+    pub remembered: usize,
     /// The log is written anew when it has grown by so many bytes.
     pub compact: u64,
     /// Where the shards come from.

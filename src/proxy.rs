@@ -59,6 +59,9 @@ const LARGE: usize = 256 << 10;
 /// Why an answer is not recorded that outgrows the limit of what is held.
 const TOO_LARGE: &str = "answer_too_large";
 
+/// How long the last lines of the request log may take.
+const LAST_LINES: Duration = Duration::from_secs(5);
+
 /// How a proxy works.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -201,7 +204,7 @@ pub async fn start(options: Options) -> Result<Running, Error> {
     let accepting = watch::Sender::new(true);
     let mut closing = accepting.subscribe();
     let service = routes::router(shared.clone()).into_make_service_with_connect_info::<Peer>();
-    let door = Door { listener, patience: limits.silence };
+    let door = Door { listener, patience: limits.silence, stop: shared.stop.subscribe() };
     let server = axum::serve(door, service).with_graceful_shutdown(async move {
         // The sender lives as long as the proxy.
         let _ = closing.wait_for(|accepting| !accepting).await;
@@ -226,10 +229,14 @@ impl Running {
         }
         self.server.abort();
         self.tickers.iter().for_each(JoinHandle::abort);
-        let open = self.shared.recorder.finish(self.flush_open).await?;
-        if let Some(log) = &self.shared.log {
-            log.flush().await;
+        let finished = self.shared.recorder.finish(self.flush_open).await;
+        // A disk that hangs keeps nobody from ending.
+        if let Some(log) = &self.shared.log
+            && tokio::time::timeout(LAST_LINES, log.flush()).await.is_err()
+        {
+            tracing::warn!("the last lines of the request log could not be written in time");
         }
+        let open = finished?;
         Ok(self.shared.metrics.summary(self.shared.recorder.counts(), open))
     }
 

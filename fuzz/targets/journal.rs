@@ -24,6 +24,7 @@ pub(crate) fn run(bytes: &[u8]) {
             sync: Sync::Every(Duration::from_secs(3600)),
             roll: Roll { rows: 1 << 20, bytes: 1 << 30, age: Duration::from_secs(3600) },
             retention: i64::MAX,
+            remembered: 65_536,
             compact: 1 << 30,
             provenance: Provenance::default(),
         };

@@ -27,6 +27,7 @@ impl Writer {
             }
             self.backlog.pop_front();
         }
+        self.list_shards();
         if self.options.sync == Sync::Always && !self.sync() {
             return false;
         }

@@ -8,16 +8,20 @@ use crate::table::{self, Source};
 use super::log::ShardList;
 use super::{Error, Options};
 
-/// Reads which turns are in shards that the list does not name, and lists them.
-pub(super) fn unlisted_turns(
-    options: &Options,
-    shards: &mut ShardList,
-) -> Result<HashSet<String>, Error> {
+/// What is in shards that the list does not name.
+#[derive(Debug, Default)]
+pub(super) struct Unlisted {
+    pub(super) shards: Vec<String>,
+    pub(super) turn_ids: HashSet<String>,
+}
+
+/// Reads which turns are in shards that the list does not name.
+pub(super) fn unlisted(options: &Options, shards: &ShardList) -> Result<Unlisted, Error> {
     let failed = |source| Error::Folder { path: options.spool.clone(), source };
-    let mut found = HashSet::new();
+    let mut found = Unlisted::default();
     for path in shards.unlisted(&options.spool).map_err(failed)? {
         match turn_ids(&path) {
-            Ok(ids) => found.extend(ids),
+            Ok(ids) => found.turn_ids.extend(ids),
             // Readers name it; a broken file must not stop the chats.
             Err(error) => {
                 let error = with_causes(&error);
@@ -26,7 +30,7 @@ pub(super) fn unlisted_turns(
             }
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        shards.add(&name).map_err(failed)?;
+        found.shards.push(name);
     }
     Ok(found)
 }

@@ -10,8 +10,6 @@ use super::record::Record;
 
 /// Facts about turns that are not complete yet, at most.
 const EARLY: usize = 10_000;
-/// Turns remembered, at most.
-const REMEMBERED: usize = 65_536;
 
 /// What the records add up to.
 #[derive(Debug, Default)]
@@ -146,12 +144,12 @@ impl State {
     }
 
     /// Forgets turns that nobody will go on with.
-    pub(super) fn forget(&mut self, before: i64) {
+    pub(super) fn forget(&mut self, before: i64, most: usize) {
         self.known.retain(|_, known| known.finished_at >= before);
-        if self.known.len() > REMEMBERED {
+        if self.known.len() > most {
             let mut times: Vec<_> = self.known.values().map(|known| known.finished_at).collect();
             times.sort_unstable();
-            let oldest = times[times.len() - REMEMBERED];
+            let oldest = times[times.len() - most.max(1)];
             self.known.retain(|_, known| known.finished_at >= oldest);
         }
         if self.early.len() > EARLY {

@@ -18,7 +18,7 @@ use super::log::{Log, ShardList};
 use super::origin;
 use super::owed::Owed;
 use super::record::Record;
-use super::recovery::{unlisted_turns, with_causes};
+use super::recovery::{unlisted, with_causes};
 use super::state::State;
 use super::{Counts, Error, Options, Recovered, Sync};
 
@@ -45,6 +45,9 @@ pub(super) struct Writer {
     pub(super) sender: Sender<Command>,
     pub(super) log: Log,
     shards: ShardList,
+    /// Shards of which the log does not tell yet. A shard is listed after that: one that
+    /// is listed is not looked into by who comes after a kill.
+    untold: Vec<String>,
     feedback: FeedbackFile,
     pub(super) state: State,
     /// Framed records that the disk would not take.
@@ -74,8 +77,9 @@ impl Writer {
         for record in std::mem::take(&mut found.records) {
             state.restore(record);
         }
-        state.drop_rows(&unlisted_turns(&options, &mut shards)?);
-        state.forget(now().saturating_sub(options.retention));
+        let unlisted = unlisted(&options, &shards)?;
+        state.drop_rows(&unlisted.turn_ids);
+        state.forget(now().saturating_sub(options.retention), options.remembered);
         counts.set_aside.store(found.damaged, Ordering::Relaxed);
         if found.damaged > 0 {
             tracing::warn!(
@@ -85,6 +89,10 @@ impl Writer {
             );
         }
         let log = Log::begin(&folder, &found, &state.snapshot())?;
+        // Only now does the log know of them: a kill before this finds them again.
+        for name in &unlisted.shards {
+            shards.add(name).map_err(|source| Error::Folder { path: folder.clone(), source })?;
+        }
         let recovered = Recovered {
             open: state.open.values().cloned().collect(),
             known: state.remembered().cloned().collect(),
@@ -97,6 +105,7 @@ impl Writer {
             sender,
             log,
             shards,
+            untold: Vec::new(),
             feedback,
             state,
             backlog: VecDeque::new(),
@@ -208,9 +217,10 @@ impl Writer {
     ) -> Option<bool> {
         if let Some(turn_id) = feedback.turn_id.clone() {
             let (reward, text) = (feedback.reward, feedback.text.clone());
-            let early = expected && !self.state.is_known(&turn_id);
-            let record = Record::Feedback { turn_id, reward, text };
-            if self.state.apply(record.clone()) || early {
+            let record = Record::Feedback { turn_id: turn_id.clone(), reward, text };
+            let found = self.state.apply(record.clone());
+            let early = !found && expected && !self.state.is_known(&turn_id);
+            if found || early {
                 self.frame(&record, bytes);
                 if early {
                     self.state.expect(record);
@@ -259,7 +269,8 @@ impl Writer {
     }
 
     fn compact(&mut self) {
-        self.state.forget(now().saturating_sub(self.options.retention));
+        let before = now().saturating_sub(self.options.retention);
+        self.state.forget(before, self.options.remembered);
         if let Err(error) = self.log.compact(&self.state.snapshot()) {
             tracing::error!(%error, "cannot begin a new log");
         }
@@ -302,9 +313,7 @@ impl Writer {
         match outcome {
             Ok(path) => {
                 let shard = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                if let Err(error) = self.shards.add(&shard) {
-                    tracing::warn!(%error, "cannot list a shard");
-                }
+                self.untold.push(shard.clone());
                 let turn_ids: Vec<_> =
                     self.state.writing.iter().map(|entry| entry.turn_id.clone()).collect();
                 self.counts.rows.fetch_add(turn_ids.len() as u64, Ordering::Relaxed);
@@ -324,6 +333,15 @@ impl Writer {
                 let wait = self.pause.map_or(Duration::from_secs(1), |(_, wait)| wait * 2);
                 let wait = wait.min(LONGEST_PAUSE);
                 self.pause = Some((Instant::now() + wait, wait));
+            }
+        }
+    }
+
+    /// Lists the shards that the log tells of by now.
+    pub(super) fn list_shards(&mut self) {
+        for shard in std::mem::take(&mut self.untold) {
+            if let Err(error) = self.shards.add(&shard) {
+                tracing::warn!(%error, "cannot list a shard");
             }
         }
     }

@@ -11,13 +11,15 @@ use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::{Instant, Sleep};
+use tokio::sync::watch;
 
 /// The listening socket.
 pub(super) struct Door {
     pub(super) listener: TcpListener,
     /// How long a client may take nothing while there is something for it.
     pub(super) patience: Duration,
+    /// Becomes true when running answers must end.
+    pub(super) stop: watch::Receiver<bool>,
 }
 
 impl Listener for Door {
@@ -28,7 +30,8 @@ impl Listener for Door {
         let (stream, address) = Listener::accept(&mut self.listener).await;
         // A token must not wait for the next one.
         let _ = stream.set_nodelay(true);
-        (Line { stream, patience: self.patience, stuck: None }, address)
+        let (patience, stop) = (self.patience, self.stop.clone());
+        (Line { stream, patience, stop, stuck: None }, address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -50,8 +53,9 @@ impl Connected<IncomingStream<'_, Door>> for Peer {
 pub(super) struct Line {
     stream: TcpStream,
     patience: Duration,
+    stop: watch::Receiver<bool>,
     /// Runs while the client takes nothing.
-    stuck: Option<Pin<Box<Sleep>>>,
+    stuck: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl Line {
@@ -65,10 +69,14 @@ impl Line {
             self.stuck = None;
             return written;
         }
-        let patience = self.patience;
-        let stuck = self
-            .stuck
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + patience)));
+        let (patience, mut stop) = (self.patience, self.stop.clone());
+        let stuck = self.stuck.get_or_insert_with(|| {
+            Box::pin(async move {
+                // At the end nobody is waited for: what it has not taken is recorded as
+                // cut off.
+                let _ = tokio::time::timeout(patience, stop.wait_for(|stop| *stop)).await;
+            })
+        });
         ready!(stuck.as_mut().poll(context));
         let message = "the client takes nothing";
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(25);
 pub(super) struct Fleet {
     engines: Vec<Arc<Upstream>>,
     homes: Mutex<Homes>,
-    /// Changes when an engine is held or released.
+    /// Changes when an engine is held or released, or goes or comes back.
     changed: watch::Sender<()>,
 }
 
@@ -38,6 +38,15 @@ pub(super) struct Fleet {
 struct Homes {
     young: HashMap<u64, usize>,
     old: HashMap<u64, usize>,
+}
+
+impl Homes {
+    fn settle(&mut self, session: u64, engine: usize) {
+        if self.young.len() >= HOMES / 2 {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(session, engine);
+    }
 }
 
 impl Fleet {
@@ -85,9 +94,10 @@ impl Fleet {
         };
         let usable = among(&|engine| !engine.is_away() && !engine.is_held());
         let unheld = || among(&|engine| !engine.is_held());
-        // Who was away may be back; better than to refuse.
-        let candidates =
-            [usable, unheld(), all.clone()].into_iter().find(|some| !some.is_empty())?;
+        // Who was away may be back; better than to refuse. Who is on hold gets nothing that
+        // another was tried with: held as all are, the request would have waited.
+        let held = || if tried.is_empty() { all.clone() } else { Vec::new() };
+        let candidates = [usable, unheld(), held()].into_iter().find(|some| !some.is_empty())?;
         let session = session.map(hash);
         let home = session.and_then(|session| self.home(session));
         let chosen = home.filter(|home| candidates.contains(home)).or_else(|| {
@@ -106,16 +116,19 @@ impl Fleet {
     }
 
     fn home(&self, session: u64) -> Option<usize> {
-        let homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
-        homes.young.get(&session).or_else(|| homes.old.get(&session)).copied()
+        let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(home) = homes.young.get(&session) {
+            return Some(*home);
+        }
+        // Whoever chats is young again.
+        let home = homes.old.remove(&session)?;
+        homes.settle(session, home);
+        Some(home)
     }
 
     fn settle(&self, session: u64, engine: usize) {
         let mut homes = self.homes.lock().unwrap_or_else(PoisonError::into_inner);
-        if homes.young.len() >= HOMES / 2 {
-            homes.old = std::mem::take(&mut homes.young);
-        }
-        homes.young.insert(session, engine);
+        homes.settle(session, engine);
     }
 
     /// Finds the engines that a control request is about: the one at an address,
@@ -137,12 +150,13 @@ impl Fleet {
         named.len()
     }
 
-    /// Returns whether every engine is on hold.
+    /// Returns whether every engine that is there is on hold.
     pub(super) fn is_held(&self) -> bool {
-        self.engines.iter().all(|engine| engine.is_held())
+        self.engines.iter().any(|engine| engine.is_held())
+            && self.engines.iter().all(|engine| engine.is_held() || engine.is_away())
     }
 
-    /// Waits while every engine is on hold.
+    /// Waits while every engine that is there is on hold.
     pub(super) async fn released(&self) {
         if !self.is_held() {
             return;
@@ -159,17 +173,23 @@ impl Fleet {
     /// Asks the engines how they are, again and again. A single one is asked by
     /// `/readyz` only: there is no other to go to.
     pub(super) async fn watch(self: Arc<Self>, interval: Duration) {
-        while self.engines.len() > 1 {
+        if self.engines.len() > 1 {
+            let watched = self.engines.iter().map(|engine| self.look_after(engine, interval));
+            futures_util::future::join_all(watched).await;
+        }
+    }
+
+    /// Asks one engine; one that hangs delays no word of the others.
+    async fn look_after(&self, engine: &Upstream, interval: Duration) {
+        loop {
             tokio::time::sleep(interval).await;
-            let checks = self.engines.iter().map(|engine| async {
-                let asked = tokio::time::timeout(PATIENCE, engine.engine.health()).await;
-                let well = matches!(asked, Ok(Ok(_)));
-                if well == engine.is_away() {
-                    tracing::warn!(engine = engine.url, well, "the health of an engine changed");
-                }
+            let asked = tokio::time::timeout(PATIENCE, engine.engine.health()).await;
+            let well = matches!(asked, Ok(Ok(_)));
+            if well == engine.is_away() {
+                tracing::warn!(engine = engine.url, well, "the health of an engine changed");
                 engine.away.store(!well, Ordering::Relaxed);
-            });
-            futures_util::future::join_all(checks).await;
+                self.changed.send_replace(());
+            }
         }
     }
 
@@ -178,6 +198,7 @@ impl Fleet {
         count(&engine.failures);
         if self.engines.len() > 1 {
             engine.away.store(true, Ordering::Relaxed);
+            self.changed.send_replace(());
         }
     }
 }

@@ -81,7 +81,7 @@ impl Flights {
     /// Counts a request that is on its way from now on.
     pub(super) fn begin(&self) -> Result<Flight, Refusal> {
         let before = self.shared.flying.fetch_add(1, Ordering::SeqCst);
-        let flight = Flight { shared: self.shared.clone(), engine: None };
+        let flight = Flight { seat: Arc::new(Seat(self.shared.clone())), engine: None };
         match before < self.most {
             true => Ok(flight),
             false => Err(Refusal::new(
@@ -113,22 +113,25 @@ impl Flights {
 /// A request on its way, and the engine that answers it.
 #[derive(Debug)]
 pub(super) struct Flight {
-    shared: Arc<Counted>,
+    seat: Arc<Seat>,
     pub(super) engine: Option<Busy>,
 }
 
 impl Flight {
     /// Returns what keeps the request on its way, too.
     pub(super) fn another(&self) -> Self {
-        self.shared.flying.fetch_add(1, Ordering::SeqCst);
-        Self { shared: self.shared.clone(), engine: None }
+        Self { seat: self.seat.clone(), engine: None }
     }
 }
 
-impl Drop for Flight {
+/// A request that is counted, once, as long as anything is to do for it.
+#[derive(Debug)]
+struct Seat(Arc<Counted>);
+
+impl Drop for Seat {
     fn drop(&mut self) {
-        if self.shared.flying.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.shared.landed.notify_waiters();
+        if self.0.flying.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.landed.notify_waiters();
         }
     }
 }

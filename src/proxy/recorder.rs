@@ -16,9 +16,6 @@ use super::exchange::Exchange;
 use super::metrics::{Metrics, count};
 use super::row::{Turn, entry};
 
-/// Turns remembered for pairing, at most.
-const REMEMBERED: usize = 65_536;
-
 /// What the recorder has to know besides the journal.
 pub(super) struct Settings {
     pub(super) idle: Duration,
@@ -43,11 +40,12 @@ impl Recorder {
         settings: Settings,
         metrics: Arc<Metrics>,
     ) -> Result<Self, journal::Error> {
+        let remembered = options.remembered;
         let (journal, recovered) = Journal::open(options)?;
         let mut tracker = Tracker::new(Limits {
             idle: micros(settings.idle),
             retention: settings.retention,
-            turns: REMEMBERED.max(settings.open.0),
+            turns: remembered,
             open: settings.open.0,
             open_bytes: settings.open.1,
         });

@@ -32,7 +32,7 @@ use super::{LARGE, Shared, TOO_LARGE};
 /// answer: ids and counts come last.
 const LINGER: Duration = Duration::from_secs(1);
 /// A version of the weights that was asked for so recently is good enough.
-const FRESH: Duration = Duration::from_millis(200);
+pub(super) const FRESH: Duration = Duration::from_millis(200);
 
 /// The bytes of an answer as they come.
 pub(super) type Pieces = BoxStream<'static, io::Result<Bytes>>;
@@ -43,6 +43,11 @@ struct Stream {
     /// The engine's bytes. Dropped as soon as they are over.
     upstream: Option<Pieces>,
     decoder: Decoder,
+    /// Events that are not read yet.
+    events: VecDeque<Event>,
+    /// What reads a large event, and the answer with it, on a thread of its own. The
+    /// client may go away meanwhile.
+    reading: Option<JoinHandle<(StreamCapture, Relay)>>,
     capture: StreamCapture,
     /// Bytes of the engine, unpacked, so far.
     received: usize,
@@ -105,6 +110,8 @@ pub(super) fn start(
     let stream = Stream {
         upstream: Some(upstream),
         decoder: Decoder::with_limit(shared.limits.answer_bytes),
+        events: VecDeque::new(),
+        reading: None,
         capture,
         received: 0,
         exchange,
@@ -207,8 +214,15 @@ impl Stream {
         if self.received > self.shared.limits.answer_bytes {
             self.give_up(TOO_LARGE);
         }
-        let mut out = Vec::with_capacity(chunk.len());
-        for event in self.decoder.push(chunk) {
+        let events = self.decoder.push(chunk);
+        self.events.extend(events);
+        self.events(chunk.len()).await;
+    }
+
+    /// Reads the events that wait.
+    async fn events(&mut self, length: usize) {
+        let mut out = Vec::with_capacity(length);
+        while let Some(event) = self.events.pop_front() {
             self.event(event, &mut out).await;
         }
         if !out.is_empty() {
@@ -261,15 +275,24 @@ impl Stream {
             let relay = capture.event(&event);
             (capture, relay)
         };
-        match tokio::task::spawn_blocking(work).await {
+        self.reading = Some(tokio::task::spawn_blocking(work));
+        let relay = self.read_on().await;
+        (kept, relay.unwrap_or(Relay::Pass))
+    }
+
+    /// Waits for the thread that reads an event, if there is one.
+    async fn read_on(&mut self) -> Option<Relay> {
+        let read = self.reading.as_mut()?.await;
+        self.reading = None;
+        match read {
             Ok((capture, relay)) => {
                 self.capture = capture;
-                (kept, relay)
+                Some(relay)
             }
             // A panic in there must not break the chat.
             Err(_) => {
                 self.give_up(reason::UNREADABLE_ANSWER);
-                (kept, Relay::Pass)
+                None
             }
         }
     }
@@ -312,6 +335,9 @@ impl Stream {
     /// Does what is left to do when the client has gone.
     async fn linger(mut self: Box<Self>) {
         let mut stop = Stop::Abandoned;
+        // What had come when it went belongs to the answer.
+        self.read_on().await;
+        self.events(0).await;
         // Agents hang up on purpose once they have what they need.
         if self.capture.is_finished() {
             let rest = async {
@@ -352,8 +378,7 @@ impl Stream {
                 VersionEnd::Known(known) => known,
                 VersionEnd::Asked(asked) => asked.await.ok().flatten(),
             };
-            let versions = (start.clone(), end.or(start));
-            recorder.record(exchange, captured, versions).await;
+            recorder.record(exchange, captured, (start, end)).await;
             drop(flight);
         };
         // In a task of its own: the client may go away meanwhile. If it panics,

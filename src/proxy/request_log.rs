@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
@@ -48,10 +48,12 @@ impl RequestLog {
         let lost = Arc::new(AtomicU64::new(0));
         let counted = lost.clone();
         std::thread::Builder::new().name("request-log".to_owned()).spawn(move || {
+            // Whether the file ends within a line.
+            let mut torn = false;
             while let Ok(command) = receiver.recv() {
                 // What has come together is written together.
                 let more = std::iter::from_fn(|| receiver.try_recv().ok()).take(WAITING);
-                let mut bytes = Vec::new();
+                let mut bytes = if torn { vec![b'\n'] } else { Vec::new() };
                 let mut lines = 0;
                 let mut waiting = Vec::new();
                 for command in std::iter::once(command).chain(more) {
@@ -63,8 +65,11 @@ impl RequestLog {
                         Command::Flush(done) => waiting.push(done),
                     }
                 }
-                if writer.write_all(&bytes).and_then(|()| writer.flush()).is_err() {
-                    counted.fetch_add(lines, Ordering::Relaxed);
+                if lines > 0 {
+                    torn = writer.write_all(&bytes).and_then(|()| writer.flush()).is_err();
+                    if torn {
+                        counted.fetch_add(lines, Ordering::Relaxed);
+                    }
                 }
                 for done in waiting {
                     // Nobody need wait any more.
@@ -83,9 +88,13 @@ impl RequestLog {
     /// Waits until everything is written.
     pub(super) async fn flush(&self) {
         let (done, flushed) = oneshot::channel();
-        if self.sender.try_send(Command::Flush(done)).is_ok() {
-            let _ = flushed.await;
+        let mut flush = Command::Flush(done);
+        // Behind a full queue it waits its turn.
+        while let Err(mpsc::TrySendError::Full(waiting)) = self.sender.try_send(flush) {
+            flush = waiting;
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
+        let _ = flushed.await;
     }
 
     fn write(&self, line: &Value) {
@@ -161,14 +170,14 @@ pub(super) async fn follow(
     let Some(log) = shared.log.clone() else { return next.run(request).await };
     let start = Instant::now();
     let address = request.extensions().get::<axum::extract::ConnectInfo<Peer>>();
-    let length =
-        request.headers().get(CONTENT_LENGTH).and_then(|it| it.to_str().ok()?.parse().ok());
+    // One that comes in chunks does not tell.
+    let length: Option<u64> = request.body().size_hint().exact();
     let fields = json!({
         "at_us": now(),
         "address": address.map(|peer| peer.0.0.ip().to_string()),
         "method": request.method().as_str(),
         "path": request.uri().path(),
-        "bytes_in": length.unwrap_or(0_u64),
+        "bytes_in": length,
     });
     let mut line = Line { log, fields, start, first: None, bytes: 0, expected: None, whole: false };
     let mut response = next.run(request).await;

@@ -87,7 +87,9 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
             Lock::Control => control = control.route(route.path, handler),
         }
     }
-    let control = control.route_layer(middleware::from_fn_with_state(shared.clone(), control_lock));
+    let control = control
+        .method_not_allowed_fallback(wrong_method)
+        .route_layer(middleware::from_fn_with_state(shared.clone(), control_lock));
     let clients = clients
         .fallback(nothing_here)
         .method_not_allowed_fallback(wrong_method)

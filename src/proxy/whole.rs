@@ -54,10 +54,14 @@ pub(super) async fn answer(
             match read.skipped {
                 Some(reason) => exchange.skip(reason),
                 None => {
-                    let polled = (version.clone(), version);
+                    let engine = exchange.engine.clone();
                     let (recorder, flying) = (shared.recorder.clone(), flight.another());
                     let work = async move {
-                        recorder.record(exchange, read.captured, polled).await;
+                        let end = match engine {
+                            Some(engine) => engine.version(relay::FRESH).await,
+                            None => None,
+                        };
+                        recorder.record(exchange, read.captured, (version, end)).await;
                         drop(flying);
                     };
                     // In a task of its own: the client may go away meanwhile.

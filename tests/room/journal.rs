@@ -68,6 +68,7 @@ fn options(spool: &Path) -> Options {
         sync: Sync::Every(Duration::from_millis(50)),
         roll: Roll { rows: 1000, bytes: 1 << 30, age: Duration::from_secs(3600) },
         retention: i64::MAX,
+        remembered: 65_536,
         compact: 1 << 30,
         provenance: Provenance::default(),
     }

@@ -33,6 +33,7 @@ async fn every_route_has_the_lock_and_no_key_crosses() {
     routes.push(("GET", "/v1/models".to_owned(), Lock::Client));
     routes.push(("DELETE", "/v1/chat/completions".to_owned(), Lock::Client));
     routes.push(("GET", "/nothing".to_owned(), Lock::Client));
+    routes.push(("GET", "/oclaw/pause".to_owned(), Lock::Control));
     let refused = [
         "",
         "Bearer",
@@ -65,6 +66,9 @@ async fn every_route_has_the_lock_and_no_key_crosses() {
             assert_eq!(status != 401, opens, "{path} {key}");
         }
     }
+    let wrong = rig.get("/oclaw/pause").bearer_auth("key-of-control").send().await.unwrap();
+    assert_eq!(wrong.status(), 405);
+    assert!(wrong.json::<Value>().await.unwrap()["error"]["message"].is_string());
     rig.post("/oclaw/resume", &json!({})).bearer_auth("key-of-control").send().await.unwrap();
     // Some of these were chats without messages.
     let before = rig.upstream.chats().len();

@@ -162,6 +162,24 @@ async fn one_engine_may_be_on_hold_while_the_other_answers() {
     }
 }
 
+/// The one that could answer is on hold, the other away: there is nothing but to wait.
+#[tokio::test]
+async fn an_engine_on_hold_is_left_alone_while_the_other_is_away() {
+    let pair = Pair::start(|options| options.limits.hold = Duration::from_millis(20)).await;
+    let one = json!({"engine": pair.rig.upstream.url()});
+    assert_eq!(pair.control("/oclaw/pause", &one).await, 200);
+    pair.other.stop();
+    for session in ["a", "b"] {
+        assert!(pair.ask(session).await.0 >= 502);
+    }
+    let url = pair.other.url();
+    pair.until_metric(&format!("engine_up{{engine=\"{url}\"}} 0")).await;
+    assert_eq!(pair.ask("c").await.0, 503);
+    assert!(pair.rig.upstream.chats().is_empty());
+    assert_eq!(pair.control("/oclaw/resume", &one).await, 200);
+    assert_eq!(pair.ask("c").await, (200, "one".to_owned()));
+}
+
 #[tokio::test]
 async fn each_engine_has_its_own_weights() {
     let other = FakeUpstream::start(Speaks::Generic, |_| json(200, &bare_answer("two")));

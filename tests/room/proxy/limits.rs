@@ -121,6 +121,34 @@ async fn a_client_that_takes_nothing_is_given_up() {
     assert_eq!((rows.len(), rows[0].status), (1, Status::Aborted));
 }
 
+/// At the end its connection would never be looked at again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_takes_nothing_at_the_end_is_recorded_as_cut_off() {
+    let rig = Rig::start(Speaks::Generic, flood, |options| {
+        options.limits.drain = Duration::from_millis(10)
+    })
+    .await;
+    let stuck = asked(&rig, "stuck").await;
+    rig.upstream.wait(|seen| seen.iter().any(Seen::is_chat));
+    // The engine is read as far as there is room.
+    let stands_still = async {
+        let (mut before, mut now) = (0, 1);
+        while before != now || now < 1 << 20 {
+            (before, now) = (now, from_engine(&rig).await);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), stands_still).await.unwrap();
+    let rows = rig.rows().await;
+    drop(stuck);
+    assert_eq!((rows.len(), rows[0].status), (1, Status::Aborted));
+}
+
+async fn from_engine(rig: &Rig) -> usize {
+    let metrics = rig.metrics().await;
+    let line = metrics.lines().find(|line| line.starts_with("oclaw_upstream_bytes_total"));
+    line.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_reader_holds_up_its_own_stream_only() {
     let script = |seen: &Seen| match seen.text().contains("slow") {
@@ -135,12 +163,8 @@ async fn a_slow_reader_holds_up_its_own_stream_only() {
         assert!(response.text().await.unwrap().ends_with("[DONE]\n\n"));
     }
     // What waits for it is not here: the engine has to wait.
-    let from_engine = {
-        let metrics = rig.metrics().await;
-        let line = metrics.lines().find(|line| line.starts_with("oclaw_upstream_bytes_total"));
-        line.unwrap().rsplit(' ').next().unwrap().parse::<usize>().unwrap()
-    };
-    assert!(from_engine < 24 << 20, "{from_engine}");
+    let held = from_engine(&rig).await;
+    assert!(held < 24 << 20, "{held}");
     let mut taken = 0;
     let mut buffer = vec![0; 1 << 20];
     while taken < 48 << 20 {
@@ -164,6 +188,53 @@ impl std::io::Write for Lines {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+/// A disk that is full for a while.
+#[derive(Clone, Default)]
+struct Torn(Lines, Arc<std::sync::atomic::AtomicBool>);
+
+impl std::io::Write for Torn {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.1.load(std::sync::atomic::Ordering::SeqCst) {
+            return Err(std::io::Error::other("full"));
+        }
+        let some = bytes.len().min(40);
+        self.1.store(some < bytes.len(), std::sync::atomic::Ordering::SeqCst);
+        self.0.write(&bytes[..some])
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What a full disk cut off stays a line by itself.
+#[tokio::test]
+async fn a_torn_line_is_not_glued_to_the_next() {
+    let torn = Torn::default();
+    let log = proxy::RequestLog::to(Box::new(torn.clone())).unwrap();
+    let rig = Rig::start(
+        Speaks::Generic,
+        |_| json(200, &answer("x")),
+        |options| {
+            options.request_log = Some(log);
+        },
+    )
+    .await;
+    rig.get("/healthz").send().await.unwrap().text().await.unwrap();
+    let full = async {
+        while !rig.metrics().await.contains("oclaw_lost_log_lines 1\n") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), full).await.unwrap();
+    torn.1.store(false, std::sync::atomic::Ordering::SeqCst);
+    let half = torn.0.0.lock().unwrap().len();
+    rig.get("/metrics").send().await.unwrap().text().await.unwrap();
+    rig.running.shutdown().await.unwrap();
+    let text = String::from_utf8(torn.0.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(text.as_bytes().get(half), Some(&b'\n'), "{text}");
 }
 
 #[tokio::test]
