@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn run(model: &Model, recorded: &Value, budget: usize) -> Result<(), Box<dyn Error>> {
     let batch = batch(recorded).ok_or("the batch is not readable")?;
-    let terms = terms(recorded);
+    let terms = terms(recorded).ok_or("the batch has no `eps_low` or `eps_high`")?;
     let mut optimizer = AdamW::new(Rates::default(), model.parameters());
     let mut out = std::io::stdout();
     writeln!(out, "{}", json!({"threads": tch::get_num_threads()}))?;
@@ -88,16 +88,16 @@ fn resident_mib() -> Result<u64, Box<dyn Error>> {
     Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? / 1024)
 }
 
-fn terms(recorded: &Value) -> Terms {
-    let number = |key: &str| recorded[key].as_f64().unwrap_or_default();
-    Terms {
-        clip: Clip { low: number("eps_low"), high: number("eps_high"), dual: None },
+fn terms(recorded: &Value) -> Option<Terms> {
+    let number = |key: &str| recorded[key].as_f64();
+    Some(Terms {
+        clip: Clip { low: number("eps_low")?, high: number("eps_high")?, dual: None },
         importance: Importance::Off,
         kl: KlKind::LowVar,
         kl_coefficient: 0.0,
         entropy_coefficient: 0.0,
         reduction: Reduction::Sample,
-    }
+    })
 }
 
 fn batch(recorded: &Value) -> Option<Vec<Prepared>> {

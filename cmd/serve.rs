@@ -208,7 +208,7 @@ fn options(
             sync: args.journal_sync,
             roll: Roll { rows: args.shard_rows, bytes: args.shard_bytes, age: args.shard_age },
             retention: i64::try_from(retention).unwrap_or(i64::MAX),
-            // What may be open, and as much that may still be rated.
+            // Whatever may be open can be rated.
             remembered: REMEMBERED.max(args.limits.limits().open_turns),
             compact: COMPACT,
             provenance: Provenance { lines: lines.into_iter().collect(), ..Provenance::default() },

@@ -409,9 +409,9 @@ impl Model {
         tch::no_grad(|| score::read(&self.decoder, states, request))
     }
 
-    /// Writes the weights, an adapter's part added to them in f32, into `out` with the tensor names, shapes, files and,
-    /// unless `dtype` is given, types of the folder `base`, and copies its
-    /// settings and tokenizer. Not atomic.
+    /// Writes the weights, an adapter's part added to them in f32, into `out` with the
+    /// tensor names, shapes, files and, unless `dtype` is given, types of the folder
+    /// `base`, and copies its settings and tokenizer. Not atomic.
     pub fn save(&self, base: &Path, out: &Path, dtype: Option<Dtype>) -> Result<(), Error> {
         checkpoint::save((&self.parameters, self.adapter.as_ref()), base, out, dtype)
     }

@@ -4,8 +4,7 @@
 //! forward pass gives the old log-probs, `advantage` the advantages,
 //! [`gradients`] packs the samples and runs the loss through the model,
 //! [`AdamW`] moves the weights, and the new policy is written as one unit with
-//! the optimiser's state and the ledger of turns. Absent on purpose:
-//! schedules.
+//! the optimiser's state and the ledger of turns. Absent on purpose: schedules.
 
 mod adamw;
 mod checkpoint;

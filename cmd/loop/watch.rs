@@ -22,8 +22,9 @@ const RAY_TICK: Duration = Duration::from_secs(2);
 const SLURM_TICK: Duration = Duration::from_secs(5);
 /// How often the folders are.
 const LOOK: Duration = Duration::from_secs(2);
-/// A look may take so much of the time.
+/// Counting may take so much of the time, as long as a look is not too old.
 const SHARE: u32 = 20;
+const OLDEST: Duration = Duration::from_secs(30);
 /// A process that has run for so long is well.
 const STEADY: Duration = Duration::from_secs(60);
 /// How often a line tells the state where nothing else shows it.
@@ -102,6 +103,11 @@ fn limits(args: &Args) -> Limits {
     }
 }
 
+/// Returns how long the folders are left alone after a count that took so long.
+fn pause_after(counted: Duration) -> Duration {
+    (counted * SHARE).clamp(LOOK, OLDEST)
+}
+
 struct Watch<'a> {
     context: &'a Context,
     accountant: Accountant,
@@ -136,15 +142,18 @@ impl Watch<'_> {
         self.broken = self.broken.take().or_else(|| self.supervisor.broken().map(str::to_owned));
         let now = Instant::now();
         if now >= self.next_look {
-            self.look().await;
-            let took = now.elapsed();
-            self.next_look = Instant::now() + LOOK.max(took * SHARE);
+            let counted = self.look().await;
+            self.next_look = Instant::now() + pause_after(counted);
         }
     }
 
-    /// Looks at the folders and the servers, and shows what it sees.
-    async fn look(&mut self) {
-        let (mut account, stages) = match self.accountant.take() {
+    /// Looks at the folders and the servers, and shows what it sees. Returns how long it
+    /// counted: to wait for a server that hangs is no work.
+    async fn look(&mut self) -> Duration {
+        let began = Instant::now();
+        let taken = self.accountant.take();
+        let counted = began.elapsed();
+        let (mut account, stages) = match taken {
             Ok(taken) => {
                 self.said = None;
                 taken
@@ -155,7 +164,7 @@ impl Watch<'_> {
                     self.say(&format!("{told}: waiting"));
                     self.said = Some(told);
                 }
-                return;
+                return counted;
             }
         };
         let open = match self.keys.of_serve() {
@@ -189,6 +198,7 @@ impl Watch<'_> {
         if let Ok(mut shared) = self.status.write() {
             *shared = status;
         }
+        counted
     }
 
     /// Says a line, and leaves it in the log of the loop.
@@ -224,5 +234,17 @@ impl Watch<'_> {
             true => Ok(Exit::Partial),
             false => Ok(Exit::Done),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_is_never_old() {
+        let pauses =
+            [0, 200, 1_000, 18_000].map(|millis| pause_after(Duration::from_millis(millis)));
+        assert_eq!(pauses.map(|pause| pause.as_secs()), [2, 4, 20, 30]);
     }
 }

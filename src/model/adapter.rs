@@ -10,6 +10,7 @@ use tch::{Device, Kind, Tensor};
 use super::checkpoint;
 use super::config::Config;
 use super::linear::LowRank;
+use super::sampler::{GOLDEN, mix};
 use super::{Dtype, Error};
 use crate::tensors::{self, Reader, Writer};
 
@@ -264,7 +265,10 @@ pub fn settings(folder: &Path) -> Result<(PathBuf, Lora), Error> {
     let words = match &read.target_modules {
         Some(Value::String(all)) => all.clone(),
         Some(Value::Array(names)) => {
-            names.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(",")
+            let names: Option<Vec<_>> = names.iter().map(Value::as_str).collect();
+            let names =
+                names.ok_or_else(|| wrong("`target_modules` names no modules".to_owned()))?;
+            names.join(",")
         }
         _ => return Err(wrong("`target_modules` is missing".to_owned())),
     };
@@ -299,12 +303,8 @@ fn shapes(config: &Config, lora: Lora) -> Vec<(String, Vec<i64>)> {
     shapes
 }
 
-/// Returns the next number from -1 to 1 (SplitMix64, Steele et al. 2014).
+/// Returns the next number from -1 to 1.
 fn uniform(state: &mut u64) -> f64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    let bits = (z ^ (z >> 31)) >> 11;
-    bits as f64 / (1_u64 << 52) as f64 - 1.0
+    *state = state.wrapping_add(GOLDEN);
+    (mix(*state) >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
 }

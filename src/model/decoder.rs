@@ -139,9 +139,7 @@ impl Layer {
             },
         })
     }
-}
 
-impl Layer {
     /// Adds what the layer makes of `x`. `attention` gets queries `[T, heads, D]`,
     /// keys and values, and returns one `[L, heads * D]` per sequence, in order.
     fn run(

@@ -45,9 +45,9 @@ struct Stream {
     decoder: Decoder,
     /// Events that are not read yet.
     events: VecDeque<Event>,
-    /// What reads a large event, and the answer with it, on a thread of its own. The
-    /// client may go away meanwhile.
-    reading: Option<JoinHandle<(StreamCapture, Relay)>>,
+    /// What reads a large event, and the answer with it, on a thread of its own, and
+    /// whether the answer was finished before. The client may go away meanwhile.
+    reading: Option<(bool, JoinHandle<(StreamCapture, Relay)>)>,
     capture: StreamCapture,
     /// Bytes of the engine, unpacked, so far.
     received: usize,
@@ -234,6 +234,16 @@ impl Stream {
     async fn event(&mut self, event: Event, out: &mut Vec<u8>) {
         let was_finished = self.capture.is_finished();
         let (event, relay) = self.read(event).await;
+        self.notice(was_finished).await;
+        match relay {
+            Relay::Pass => out.extend_from_slice(&event.raw),
+            Relay::Edited(bytes) => out.extend_from_slice(&bytes),
+            Relay::Drop => {}
+        }
+    }
+
+    /// Does what the event that was read last calls for.
+    async fn notice(&mut self, was_finished: bool) {
         if !was_finished && self.capture.is_finished() {
             // From here on the client may go on with the conversation.
             if let Some(exchange) = &mut self.exchange {
@@ -243,11 +253,6 @@ impl Stream {
         }
         if self.capture.is_done() && self.exchange.is_some() {
             self.record(Ending::Closed).await;
-        }
-        match relay {
-            Relay::Pass => out.extend_from_slice(&event.raw),
-            Relay::Edited(bytes) => out.extend_from_slice(&bytes),
-            Relay::Drop => {}
         }
     }
 
@@ -268,6 +273,7 @@ impl Stream {
             let relay = self.capture.event(&event);
             return (event, relay);
         }
+        let was_finished = self.capture.is_finished();
         let unread = self.capture.unread();
         let mut capture = std::mem::replace(&mut self.capture, unread);
         let kept = event.clone();
@@ -275,14 +281,15 @@ impl Stream {
             let relay = capture.event(&event);
             (capture, relay)
         };
-        self.reading = Some(tokio::task::spawn_blocking(work));
+        self.reading = Some((was_finished, tokio::task::spawn_blocking(work)));
         let relay = self.read_on().await;
         (kept, relay.unwrap_or(Relay::Pass))
     }
 
     /// Waits for the thread that reads an event, if there is one.
     async fn read_on(&mut self) -> Option<Relay> {
-        let read = self.reading.as_mut()?.await;
+        let (_, reading) = self.reading.as_mut()?;
+        let read = reading.await;
         self.reading = None;
         match read {
             Ok((capture, relay)) => {
@@ -336,7 +343,10 @@ impl Stream {
     async fn linger(mut self: Box<Self>) {
         let mut stop = Stop::Abandoned;
         // What had come when it went belongs to the answer.
-        self.read_on().await;
+        if let Some((was_finished, _)) = self.reading {
+            self.read_on().await;
+            self.notice(was_finished).await;
+        }
         self.events(0).await;
         // Agents hang up on purpose once they have what they need.
         if self.capture.is_finished() {

@@ -18,6 +18,30 @@ fn serving(model: &str) -> FakeEngine {
     fake
 }
 
+/// Lets a server be away.
+fn leave(fake: &FakeEngine) {
+    let away = Reply::json(503, json!({}));
+    fake.otherwise(away.clone()).on("/v1/models", [away]);
+}
+
+/// Lets it be there again.
+fn come_back(fake: &FakeEngine, model: &str) {
+    fake.otherwise(Reply::json(404, json!({})));
+    fake.on("/v1/models", [Reply::json(200, json!({"data": [{"id": model}]}))]);
+    fake.forget();
+}
+
+/// Asks until a server hears of it.
+async fn ask_until_heard(pool: &Pool, fake: &FakeEngine, path: &str) {
+    for _ in 0..10_000 {
+        if fake.paths().iter().any(|heard| heard == path) {
+            return;
+        }
+        ask(pool).await.unwrap();
+    }
+    panic!("nobody asked for {path}");
+}
+
 /// A port that was free a moment ago.
 fn nobody() -> String {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -98,41 +122,27 @@ async fn a_dead_one_is_left_out_and_told_once() {
 #[tokio::test]
 async fn one_that_comes_back_is_asked_again() {
     let fakes = [serving("m"), serving("m")];
-    let away = Reply::json(503, json!({"error": {"message": "loading"}}));
-    fakes[0].otherwise(away.clone()).on("/v1/models", [away]);
+    leave(&fakes[0]);
     let (pool, heard) = pool(&[fakes[0].url(), fakes[1].url()]).await;
     let pool = pool.unwrap();
     ask(&pool).await.unwrap();
     assert_eq!((chats(&fakes[0]), heard.so_far().len()), (0, 1));
-    fakes[0].otherwise(Reply::json(404, json!({})));
-    fakes[0].on("/v1/models", [Reply::json(200, json!({"data": [{"id": "m"}]}))]);
-    let mut asked = 0;
-    while chats(&fakes[0]) == 0 && asked < 10_000 {
-        ask(&pool).await.unwrap();
-        asked += 1;
-    }
+    come_back(&fakes[0], "m");
+    ask_until_heard(&pool, &fakes[0], CHAT).await;
     let back = News::Back { url: fakes[0].url() };
-    assert_eq!(heard.so_far().last(), Some(&back), "after {asked} calls");
+    assert_eq!(heard.so_far().last(), Some(&back));
     assert_eq!(heard.so_far().len(), 2);
 }
 
 #[tokio::test]
 async fn one_that_comes_back_as_another_stays_out() {
     let fakes = [serving("m"), serving("m")];
-    let away = Reply::json(503, json!({}));
-    fakes[0].otherwise(away.clone()).on("/v1/models", [away]);
+    leave(&fakes[0]);
     let (pool, _) = pool(&[fakes[0].url(), fakes[1].url()]).await;
     let pool = pool.unwrap();
-    fakes[0].otherwise(Reply::json(404, json!({})));
-    fakes[0].on("/v1/models", [Reply::json(200, json!({"data": [{"id": "other"}]}))]);
-    fakes[0].forget();
-    let mut asked = 0;
-    while !fakes[0].paths().contains(&"/v1/models".to_owned()) && asked < 10_000 {
-        ask(&pool).await.unwrap();
-        asked += 1;
-    }
+    come_back(&fakes[0], "other");
+    ask_until_heard(&pool, &fakes[0], "/v1/models").await;
     ask(&pool).await.unwrap();
-    assert!(asked < 10_000);
     assert_eq!(chats(&fakes[0]), 0);
 }
 
@@ -141,18 +151,11 @@ async fn one_that_comes_back_as_another_stays_out() {
 async fn one_of_another_kind_comes_late() {
     let fakes = [FakeEngine::sglang(), serving("m")];
     fakes[0].on(CHAT, [chat("first")]);
-    let away = Reply::json(503, json!({}));
-    fakes[1].otherwise(away.clone()).on("/v1/models", [away]);
+    leave(&fakes[1]);
     let (pool, _) = pool(&[fakes[0].url(), fakes[1].url()]).await;
     let pool = pool.unwrap();
-    fakes[1].otherwise(Reply::json(404, json!({})));
-    fakes[1].on("/v1/models", [Reply::json(200, json!({"data": [{"id": "m"}]}))]);
-    let mut asked = 0;
-    while chats(&fakes[1]) == 0 && asked < 10_000 {
-        ask(&pool).await.unwrap();
-        asked += 1;
-    }
-    assert!(asked < 10_000);
+    come_back(&fakes[1], "m");
+    ask_until_heard(&pool, &fakes[1], CHAT).await;
     let refuses = async |engine: &Engine| match engine.url() == fakes[0].url() {
         true => {
             let (url, dialect) = (engine.url(), engine.dialect());

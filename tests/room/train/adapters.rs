@@ -116,6 +116,7 @@ fn what_an_adapter_cannot_be_is_refused() {
         ("\"r\": 4", "\"r\": 0", "`r`"),
         ("\"r\": 4", "\"r\": 4, \"use_dora\": true", "use_dora"),
         ("\"v_proj\"", "\"embed_tokens\"", "embed_tokens"),
+        ("\"v_proj\"", "\"v_proj\", 7", "`target_modules` names no modules"),
         ("\"fan_in_fan_out\": false", "\"modules_to_save\": [\"lm_head\"]", "modules_to_save"),
     ] {
         let text = written.replace(from, to);
