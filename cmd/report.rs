@@ -299,7 +299,10 @@ fn of_train(error: &train::Error) -> (Kind, Option<String>) {
 fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
     use sync::Error;
     match error {
-        Error::Policy { .. } | Error::Lock { .. } | Error::Rollback { .. } => (Kind::Failed, None),
+        Error::Policy { .. }
+        | Error::Lock { .. }
+        | Error::Rollback { .. }
+        | Error::Publish { .. } => (Kind::Failed, None),
         Error::Oldest { base, .. } => {
             let base = base.as_ref().map_or("BASE".to_owned(), |base| base.display().to_string());
             let hint = format!(
@@ -319,6 +322,9 @@ fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
         Error::Version { .. } => (Kind::Usage, Some("give it by `--version`".to_owned())),
         Error::Locked { .. } => (Kind::Failed, Some("wait longer by `--wait`".to_owned())),
         Error::OtherVersion { .. } => (Kind::Engine, None),
+        Error::OtherAdapter { .. } => {
+            hinted(Kind::Engine, "replace it by `--force`, or name another `--version`")
+        }
         Error::Engine {
             step: sync::Step::Announce,
             source: source @ engine::Error::Unauthorized { .. },
@@ -326,6 +332,10 @@ fn of_sync(error: &sync::Error) -> (Kind, Option<String>) {
             let how = "give the key of `oclaw serve` by `--proxy-key-file` or \
                        `OCLAW_SYNC_WEIGHTS_PROXY_KEY`";
             (of_engine(source).0, Some(how.to_owned()))
+        }
+        Error::Engine { step: sync::Step::Flush | sync::Step::Continue, source } => {
+            // It carries the version: the next push would leave it alone.
+            (of_engine(source).0, Some("push it again with `--force`".to_owned()))
         }
         Error::Engine { source, .. } => of_engine(source),
     }

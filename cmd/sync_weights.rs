@@ -10,7 +10,7 @@ use std::time::Duration;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use oclaw::engine::{Engine, EngineOptions};
-use oclaw::sync::{self, Lock, Policy, Rollback, Tried};
+use oclaw::sync::{self, Lock, Policy, Publication, Rollback, Tried};
 
 use crate::common::Context;
 use crate::embedded;
@@ -27,8 +27,24 @@ use crate::visible::visible;
 /// Each server in turn is paused (its running requests are held, not ended),
 /// loads the folder, has its version checked and its cache emptied, and goes on
 /// generating, whatever happened before. Servers must be able to read the folder
-/// under the same path, and must speak SGLang's dialect. Each `--proxy` is told
-/// at the end.
+/// under the same path. Each `--proxy` is told at the end.
+///
+/// Servers are `oclaw engine`, SGLang, and vLLM if it was started with
+/// `VLLM_SERVER_DEV_MODE=1`; a vLLM that tells no version of its weights is taken on
+/// its word, and the table says so. An address that is SGLang's router stands for its
+/// workers, which get the policy one by one: while one of them holds its requests
+/// they wait there, so it need not be taken out of the router.
+///
+/// `--adapter` loads the policy's `adapter/` (see `oclaw train --lora-rank`) beside the
+/// model, as `oclaw-vVERSION`, and nothing is held; a folder of the `peft` library given
+/// as POLICY is loaded so, too. SGLang must run with `--enable-lora`, vLLM with
+/// `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`. Each `--proxy` (started with
+/// `--model-name`) asks for the new name from then on, and adapters older than the two
+/// before are let go of; without one, clients choose by name and all of them stay.
+///
+/// `--publish FOLDER` puts the policy into a plain folder first: `step-000007` there is
+/// whole as soon as it is seen (without the state that training goes on from), the
+/// servers get that one, and then `latest` there moves to it. No server need be named.
 ///
 /// A server that carries the version already is left alone. Two pushes of
 /// policies in one folder do not overlap: the second waits up to `--wait` for
@@ -75,9 +91,15 @@ pub(crate) struct Args {
     /// Push a policy that is so many steps ahead of what a server has
     #[arg(long, value_name = "N", default_value_t = 1, requires = "follow", value_parser = clap::value_parser!(u64).range(1..))]
     every: u64,
-    /// Address of a server; may be given several times
-    #[arg(long, value_name = "URL", required = true)]
+    /// Address of a server, or of SGLang's router; may be given several times
+    #[arg(long, value_name = "URL", required_unless_present = "publish")]
     engine: Vec<String>,
+    /// Put the policy into this folder, and move `latest` there to it
+    #[arg(long, value_name = "FOLDER")]
+    publish: Option<PathBuf>,
+    /// Load the policy's adapter, under a name of its own, instead of its weights
+    #[arg(long)]
+    adapter: bool,
     /// File with the servers' key
     #[arg(long, value_name = "FILE")]
     engine_key_file: Option<PathBuf>,
@@ -135,6 +157,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         Some(back) => back.to.clone(),
         None => Policy::resolve(given, args.version.as_deref())?,
     };
+    let policy = if args.adapter { policy.as_adapter()? } else { policy };
     if args.require_gate {
         sync::require_gate(&policy, args.receipt.as_deref())?;
     }
@@ -149,17 +172,24 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             // Under the same lock: no other push comes between.
             back.commit()?;
         }
-        anyhow::Ok(pushed)
+        anyhow::Ok((pushed, servers.engines.len()))
     });
     if !tried.borrow().is_empty() {
         context.conclude(table(&tried.borrow()));
     }
-    let pushed = outcome?;
+    let (pushed, servers) = outcome?;
     let version = &policy.version;
-    context.say(match pushed {
-        0 => format!("nothing to push: version {version} is served already"),
-        _ => format!("version {version} pushed to {pushed} of {}", args.engine.len()),
-    });
+    if let Some(folder) = &args.publish {
+        context.say(format!("version {version} is `latest` of `{}`", folder.display()));
+    }
+    match (pushed, servers) {
+        (_, 0) => {}
+        (0, _) => context.say(format!("nothing to push: version {version} is served already")),
+        _ => context.say(format!("version {version} pushed to {pushed} of {servers}")),
+    }
+    if let Some(name) = policy.adapter_name().filter(|_| servers > 0 && args.proxy.is_empty()) {
+        context.say(format!("its adapter is the model `{name}`"));
+    }
     if let Some(back) = back {
         context.say(format!("version {} is withdrawn; `latest` is {version}", back.from.version));
     }
@@ -170,15 +200,28 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
 struct Servers {
     engines: Vec<Engine>,
     proxies: Vec<Engine>,
+    publication: Option<Publication>,
 }
 
 impl Servers {
     /// Returns whether one of them carries another version, so many steps behind or
-    /// any other that is not just a little older.
-    async fn lack(&self, version: &str, every: u64) -> anyhow::Result<bool> {
+    /// any other that is not just a little older. Of a server that tells none, what it
+    /// was given last counts.
+    async fn lack(
+        &self,
+        policy: &Policy,
+        every: u64,
+        given: Option<&String>,
+    ) -> anyhow::Result<bool> {
+        if let Some(publication) = &self.publication
+            && is_due(publication.version().as_deref(), &policy.version, every)
+        {
+            return Ok(true);
+        }
         for engine in &self.engines {
-            let carried = engine.model_info().await?.weight_version;
-            if is_due(carried.as_deref(), version, every) {
+            let found = sync::carried(engine, policy).await?;
+            let carried = if found.tells { found.version } else { given.cloned() };
+            if is_due(carried.as_deref(), &policy.version, every) {
                 return Ok(true);
             }
         }
@@ -215,7 +258,17 @@ async fn connect(args: &Args, context: &Context) -> anyhow::Result<Servers> {
     };
     let mut engines = Vec::new();
     for url in &args.engine {
-        engines.push(Engine::attach(options(url, engine_key.clone())).await?);
+        let engine = Engine::attach(options(url, engine_key.clone())).await?;
+        let Some(workers) = engine.workers().await? else {
+            engines.push(engine);
+            continue;
+        };
+        if workers.is_empty() {
+            return Err(Failure::engine(format!("the router `{url}` has no workers")).into());
+        }
+        for worker in workers {
+            engines.push(Engine::attach(options(&worker, engine_key.clone())).await?);
+        }
     }
     let mut proxies = Vec::new();
     for url in &args.proxy {
@@ -224,17 +277,25 @@ async fn connect(args: &Args, context: &Context) -> anyhow::Result<Servers> {
         options.dialect = Some(oclaw::engine::Dialect::Generic);
         proxies.push(Engine::attach(options).await?);
     }
-    Ok(Servers { engines, proxies })
+    let publication = args.publish.as_deref().map(Publication::new);
+    Ok(Servers { engines, proxies, publication })
 }
 
-/// Pushes a policy. The caller holds the lock.
+/// Publishes and pushes a policy. The caller holds the lock.
 async fn push(
     force: bool,
     policy: &Policy,
-    Servers { engines, proxies }: &Servers,
+    Servers { engines, proxies, publication }: &Servers,
     watch: &dyn Fn(Tried),
 ) -> anyhow::Result<usize> {
-    Ok(sync::push(policy, engines, proxies, sync::Options { force }, watch).await?)
+    let options = sync::Options { force };
+    let Some(publication) = publication else {
+        return Ok(sync::push(policy, engines, proxies, options, watch).await?);
+    };
+    let published = publication.put(policy)?;
+    let pushed = sync::push(&published, engines, proxies, options, watch).await?;
+    publication.point(&published)?;
+    Ok(pushed)
 }
 
 fn table(tried: &[Tried]) -> Table {

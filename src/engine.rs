@@ -5,6 +5,7 @@
 //! Whatever goes wrong becomes one [`Error`] kind; nothing becomes a number.
 //! Deliberately absent: prompts, caching of answers, streams.
 
+mod adapters;
 mod address;
 mod chat;
 mod error;
@@ -14,6 +15,7 @@ mod retry;
 mod score;
 mod transport;
 mod weights;
+mod workers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,12 +28,13 @@ use secrecy::SecretString;
 use address::Address;
 use transport::{Answer, Call, Transport};
 
+pub use adapters::Listed;
 pub use chat::{ChatReply, ChatRequest};
 pub use error::Error;
 pub use pool::{Account, News, Pool, Tell};
 pub use retry::Retries;
 pub use score::{ScoreRequest, Scores, VLLM_MOST_TOP};
-pub use weights::{Pushed, Readiness};
+pub use weights::{Carried, Pushed, Readiness};
 
 /// The HTTP dialect that a server speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -274,7 +277,8 @@ impl Engine {
         let inner = &*self.inner;
         let url = inner.address.native(path);
         let body = body.map(|body| Bytes::from(body.to_string()));
-        let call = Call { method, url, body, timeout: timeout.unwrap_or(inner.timeout) };
+        let timeout = timeout.map_or(inner.timeout, |timeout| timeout.min(inner.timeout));
+        let call = Call { method, url, body, timeout };
         inner.transport.send(&call, retries.unwrap_or(&self.retries)).await
     }
 
@@ -287,7 +291,8 @@ impl Engine {
     }
 }
 
-/// A call of a native route; `None` takes what the engine was made with.
+/// A call of a native route; `None` takes what the engine was made with, whose time
+/// no call outlasts.
 struct NativeCall<'a> {
     method: Method,
     path: &'a str,

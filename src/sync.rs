@@ -6,21 +6,32 @@
 //! answer carries the version that made it.
 
 mod gate;
+mod latest;
 mod lock;
 mod policy;
+mod publish;
 mod rollback;
+mod server;
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::engine::Error as EngineError;
-use crate::wire::sglang::PauseMode;
 
 pub use gate::{RECEIPT, require_gate, weights_hash};
 pub use lock::Lock;
 pub use policy::{Policy, folder_of};
+pub use publish::Publication;
 pub use rollback::{Rollback, WITHDRAWN};
+pub use server::carried;
+
+use policy::PREFIX;
+use server::Server;
+
+/// Adapters that stay loaded beside the one that is pushed: requests on their way
+/// may still ask for them.
+const SPARE: usize = 2;
 
 /// A push that did not happen, or not wholly.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +119,24 @@ pub enum Error {
         /// What the server says it has.
         found: Option<String>,
     },
+    /// The server has an adapter of this version from another folder.
+    #[error("`{url}` serves `{name}` from `{folder}` already")]
+    OtherAdapter {
+        /// The server.
+        url: String,
+        /// Name of the adapter.
+        name: String,
+        /// Where it came from.
+        folder: String,
+    },
+    /// A policy cannot be put into the folder of published ones.
+    #[error("cannot publish `{}`: {source}", .folder.display())]
+    Publish {
+        /// What was to be written.
+        folder: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
 }
 
 fn shown(version: &Option<String>) -> String {
@@ -133,6 +162,8 @@ pub enum Step {
     Health,
     /// Telling the proxy.
     Announce,
+    /// Letting go of an adapter.
+    Unload,
 }
 
 impl std::fmt::Display for Step {
@@ -146,6 +177,7 @@ impl std::fmt::Display for Step {
             Self::Continue => "continue",
             Self::Health => "health check",
             Self::Announce => "telling the proxy",
+            Self::Unload => "unload",
         })
     }
 }
@@ -187,86 +219,34 @@ pub async fn push(
         let server = Server { engine, policy, watch };
         pushed += usize::from(server.push(options).await?);
     }
+    let model = match proxies.first().and(engines.first()) {
+        Some(engine) => asked_for(policy, engine).await?,
+        None => None,
+    };
     for proxy in proxies {
         let server = Server { engine: proxy, policy, watch };
-        let announced = proxy.announce(policy.pushed());
+        let announced = proxy.announce(policy.pushed(), model.as_deref());
         server.step(Step::Announce, announced, |()| "told".to_owned()).await?;
+    }
+    // Without a proxy clients choose adapters by themselves, older ones, too.
+    if !proxies.is_empty() && policy.adapter.is_some() {
+        for engine in engines {
+            Server { engine, policy, watch }.unload_old(SPARE).await;
+        }
     }
     Ok(pushed)
 }
 
-struct Server<'a> {
-    engine: &'a Engine,
-    policy: &'a Policy,
-    watch: &'a dyn Fn(Tried),
-}
-
-impl Server<'_> {
-    async fn push(&self, options: Options) -> Result<bool, Error> {
-        let Policy { version, .. } = self.policy;
-        let info = self.engine.model_info();
-        let info = self
-            .step(Step::Ask, info, |info| format!("serves version {}", shown(&info.weight_version)))
-            .await?;
-        if info.weight_version.as_ref() == Some(version) && !options.force {
-            let path = info.model_path.unwrap_or_default();
-            let outcome = format!("already at version `{version}` (from `{path}`)");
-            self.tell(Step::Update, Duration::ZERO, outcome, true);
-            return Ok(false);
-        }
-        let pause = self.engine.pause(PauseMode::Retract);
-        let paused = self.step(Step::Pause, pause, |()| "held".to_owned()).await;
-        let loaded = match paused {
-            Ok(()) => self.load().await,
-            Err(error) => Err(error),
-        };
-        // Also after a failed pause: it may have arrived all the same.
-        let resumed =
-            self.step(Step::Continue, self.engine.resume(), |()| "goes on".to_owned()).await;
-        loaded.and(resumed)?;
-        self.step(Step::Health, self.engine.health(), |found| format!("{found:?}").to_lowercase())
-            .await?;
-        Ok(true)
+/// Returns the name by which proxies are to ask for a policy: that of its adapter; or
+/// the model's own, where an adapter was asked for until now.
+async fn asked_for(policy: &Policy, engine: &Engine) -> Result<Option<String>, Error> {
+    if let Some(name) = policy.adapter_name() {
+        return Ok(Some(name));
     }
-
-    async fn load(&self) -> Result<(), Error> {
-        let version = &self.policy.version;
-        let update = self.engine.update_weights_from_disk(self.policy.pushed());
-        self.step(Step::Update, update, |()| format!("loaded version `{version}`")).await?;
-        let info = self.engine.model_info();
-        let info = self
-            .step(Step::Verify, info, |info| format!("carries {}", shown(&info.weight_version)))
-            .await?;
-        if info.weight_version.as_ref() != Some(version) {
-            return Err(Error::OtherVersion {
-                url: self.engine.url(),
-                wanted: version.clone(),
-                found: info.weight_version,
-            });
-        }
-        self.step(Step::Flush, self.engine.flush(), |()| "emptied".to_owned()).await
-    }
-
-    async fn step<T>(
-        &self,
-        step: Step,
-        call: impl Future<Output = Result<T, EngineError>>,
-        outcome: impl FnOnce(&T) -> String,
-    ) -> Result<T, Error> {
-        let start = Instant::now();
-        match call.await {
-            Ok(value) => {
-                self.tell(step, start.elapsed(), outcome(&value), true);
-                Ok(value)
-            }
-            Err(source) => {
-                self.tell(step, start.elapsed(), source.to_string(), false);
-                Err(Error::Engine { step, source })
-            }
-        }
-    }
-
-    fn tell(&self, step: Step, took: Duration, outcome: String, good: bool) {
-        (self.watch)(Tried { url: self.engine.url(), step, took, outcome, good });
-    }
+    let listed = engine.listed().await;
+    let listed = listed.map_err(|source| Error::Engine { step: Step::Ask, source })?;
+    let is_ours = |name: &str| name.starts_with(PREFIX);
+    let own = listed.iter().find(|listed| !is_ours(&listed.name));
+    let own = own.filter(|_| listed.iter().any(|listed| is_ours(&listed.name)));
+    Ok(own.map(|listed| listed.name.clone()))
 }

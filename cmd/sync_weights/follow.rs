@@ -34,6 +34,7 @@ pub(super) async fn follow(args: &Args, context: &Context, folder: &Path) -> any
         signal,
         servers: None,
         served: None,
+        unfinished: false,
         refused: None,
         said: None,
         pause: args.poll,
@@ -65,6 +66,8 @@ struct Run<'a> {
     servers: Option<Servers>,
     /// The version that all of them, and the proxies, were told of last.
     served: Option<String>,
+    /// Whether the last push failed.
+    unfinished: bool,
     /// The version that was refused last, and how often.
     refused: Option<(String, u32)>,
     /// What is wrong, as it was said.
@@ -77,6 +80,7 @@ impl Run<'_> {
     async fn look(&mut self) -> anyhow::Result<()> {
         let newest = shelf::newest(self.folder, self.shelf.as_ref()).await?;
         let Some(policy) = newest else { return Ok(()) };
+        let policy = if self.args.adapter { policy.as_adapter()? } else { policy };
         match &self.refused {
             Some((version, REFUSALS..)) if *version == policy.version => return Ok(()),
             Some((version, _)) if *version != policy.version => self.refused = None,
@@ -87,10 +91,11 @@ impl Run<'_> {
             None => super::connect(self.args, self.context).await?,
         };
         let servers = self.servers.insert(servers);
-        if !servers.lack(&policy.version, self.args.every).await? {
+        let served = self.served.as_ref();
+        if !servers.lack(&policy, self.args.every, served).await? {
             // All have it, but those behind them may not have been told.
-            let all_told = self.served.as_ref() == Some(&policy.version);
-            if all_told || servers.lack(&policy.version, 1).await? {
+            let all_told = served == Some(&policy.version);
+            if all_told || servers.lack(&policy, 1, served).await? {
                 return Ok(());
             }
         }
@@ -107,12 +112,15 @@ impl Run<'_> {
         }
         let tried = RefCell::new(Vec::new());
         let watch = |part| tried.borrow_mut().push(part);
-        let pushed = push(false, &policy, servers, &watch).await;
+        // What failed may have come to its version all the same, and no further.
+        let pushed = push(self.unfinished, &policy, servers, &watch).await;
+        self.unfinished = pushed.is_err();
         let version = policy.version;
         match pushed {
             Ok(count) => {
-                let all = self.args.engine.len();
+                let all = servers.engines.len();
                 self.context.say(match count {
+                    0 if all == 0 => format!("version {version} published"),
                     0 => format!("version {version} is served already"),
                     _ => {
                         self.context.conclude(table(&tried.into_inner()));
@@ -168,7 +176,13 @@ impl Run<'_> {
 /// Returns whether a server would not have the policy.
 fn is_refusal(error: &anyhow::Error) -> bool {
     let said = error.downcast_ref();
-    matches!(said, Some(sync::Error::Engine { .. } | sync::Error::OtherVersion { .. }))
-        && !report::is_away(error)
+    matches!(
+        said,
+        Some(
+            sync::Error::Engine { .. }
+                | sync::Error::OtherVersion { .. }
+                | sync::Error::OtherAdapter { .. }
+        )
+    ) && !report::is_away(error)
         && !report::is_usage(error)
 }

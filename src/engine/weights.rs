@@ -1,5 +1,7 @@
 //! The control routes: weights, pause, health.
 
+mod vllm;
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -27,6 +29,17 @@ pub struct Pushed<'a> {
     pub version: &'a str,
 }
 
+/// What a server says of the weights that are at work.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Their version.
+    pub version: Option<String>,
+    /// Whether the server has a route that tells it.
+    pub tells: bool,
+    /// Where they came from, if it tells.
+    pub folder: Option<String>,
+}
+
 /// What a server says of itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readiness {
@@ -48,6 +61,15 @@ impl Engine {
         }
     }
 
+    /// Returns what is at work, of any server that weights can be pushed to.
+    pub async fn carried(&self) -> Result<Carried, Error> {
+        if self.dialect() == Dialect::Vllm {
+            return vllm::carried(self).await;
+        }
+        let ModelInfo { weight_version, model_path, .. } = self.model_info().await?;
+        Ok(Carried { version: weight_version, tells: true, folder: model_path })
+    }
+
     /// Returns the version of the weights that are at work, if the server tells.
     pub async fn weight_version(&self) -> Result<Option<String>, Error> {
         if self.dialect() != Dialect::Sglang {
@@ -59,6 +81,9 @@ impl Engine {
     /// Stops generating. New requests wait; `retract` puts running ones back
     /// into the queue.
     pub async fn pause(&self, mode: PauseMode) -> Result<(), Error> {
+        if self.dialect() == Dialect::Vllm {
+            return vllm::pause(self, mode).await;
+        }
         self.needs(Dialect::Sglang, "pause")?;
         let body = json!(PauseBody { mode });
         did(&self.control("/pause_generation", &body).await?, false)
@@ -66,6 +91,9 @@ impl Engine {
 
     /// Goes on generating.
     pub async fn resume(&self) -> Result<(), Error> {
+        if self.dialect() == Dialect::Vllm {
+            return vllm::resume(self).await;
+        }
         self.needs(Dialect::Sglang, "continue")?;
         did(&self.control("/continue_generation", &json!({})).await?, false)
     }
@@ -73,6 +101,9 @@ impl Engine {
     /// Loads the weights of a folder. The body's own `success` decides; the
     /// status does not.
     pub async fn update_weights_from_disk(&self, pushed: Pushed<'_>) -> Result<(), Error> {
+        if self.dialect() == Dialect::Vllm {
+            return vllm::update(self, pushed).await;
+        }
         self.needs(Dialect::Sglang, "load weights from a folder")?;
         let body = json!(UpdateBody {
             model_path: pushed.folder.display().to_string(),
@@ -99,6 +130,9 @@ impl Engine {
     /// Empties the prefix cache. An answer that says it was not done is an
     /// error, whatever its status.
     pub async fn flush(&self) -> Result<(), Error> {
+        if self.dialect() == Dialect::Vllm {
+            return vllm::flush(self).await;
+        }
         self.needs(Dialect::Sglang, "flush its cache")?;
         match self.control("/flush_cache", &json!({})).await {
             Ok(answer) => did(&answer, false),
@@ -129,16 +163,32 @@ impl Engine {
         Ok(Readiness::Unknown)
     }
 
-    /// Tells an oclaw proxy at this address which policy is served now.
-    pub async fn announce(&self, pushed: Pushed<'_>) -> Result<(), Error> {
-        let body = json!({
+    /// Tells an oclaw proxy at this address which policy is served now, and by which
+    /// name it is to be asked for, if that has changed.
+    pub async fn announce(&self, pushed: Pushed<'_>, model: Option<&str>) -> Result<(), Error> {
+        let mut body = json!({
             "weight_version": pushed.version,
             "model_path": pushed.folder.display().to_string(),
         });
-        did(&self.control("/oclaw/policy", &body).await?, false)
+        if let Some(model) = model {
+            body["model"] = json!(model);
+        }
+        let answer = self.control("/oclaw/policy", &body).await?;
+        did(&answer, false)?;
+        let told: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        match told.get("renamed") == Some(&Value::Bool(false)) {
+            true => Err(Error::Refused {
+                url: answer.url,
+                message: "it hands on the name that clients ask for: start it with \
+                          `--model-name`"
+                    .to_owned(),
+                tokens: None,
+            }),
+            false => Ok(()),
+        }
     }
 
-    async fn control(&self, path: &str, body: &Value) -> Result<Answer, Error> {
+    pub(super) async fn control(&self, path: &str, body: &Value) -> Result<Answer, Error> {
         let call = NativeCall {
             method: Method::POST,
             path,
@@ -149,7 +199,7 @@ impl Engine {
         self.native(call).await
     }
 
-    async fn quick(
+    pub(super) async fn quick(
         &self,
         method: Method,
         path: &str,
@@ -162,7 +212,7 @@ impl Engine {
 }
 
 /// Reads `success` from an answer; `must_tell` refuses one that has none.
-fn did(answer: &Answer, must_tell: bool) -> Result<(), Error> {
+pub(super) fn did(answer: &Answer, must_tell: bool) -> Result<(), Error> {
     let outcome: Outcome = serde_json::from_slice(&answer.body).unwrap_or_default();
     match outcome.success {
         Some(true) => Ok(()),

@@ -242,13 +242,14 @@ async fn policy(State(shared): State<Arc<Shared>>, request: Request) -> Response
         let Some(version) = told.text("weight_version") else {
             return Err(Refusal::bad_request("bad_policy", "`weight_version` is no text"));
         };
+        let mut answer = json!({ "success": true, "weight_version": version });
         for engine in shared.fleet.named(engine) {
             engine.told(version.to_owned());
             if let Some(name) = told.text("model") {
-                engine.rename(name);
+                answer["renamed"] = json!(engine.rename(name));
             }
         }
-        Ok(Json(json!({ "success": true, "weight_version": version })))
+        Ok(Json(answer))
     };
     told.await.into_response()
 }

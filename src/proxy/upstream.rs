@@ -169,14 +169,13 @@ impl Upstream {
         self.names.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes the engine's new name for the model. Clients keep theirs, if there
-    /// is one.
-    pub(super) fn rename(&self, engine: &str) {
+    /// Takes the engine's new name for the model. Clients keep theirs; returns false
+    /// if they have none of their own, and ask by whatever name they like.
+    pub(super) fn rename(&self, engine: &str) -> bool {
         let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = names.take() {
-            *names =
-                Some(Arc::new(Names { public: known.public.clone(), engine: engine.to_owned() }));
-        }
+        let Some(known) = names.take() else { return false };
+        *names = Some(Arc::new(Names { public: known.public.clone(), engine: engine.to_owned() }));
+        true
     }
 
     /// Returns the version of the weights at work if the engine need not be asked.

@@ -22,7 +22,8 @@ pub fn weights_hash(folder: &Path) -> Result<String, Error> {
     for entry in std::fs::read_dir(folder).map_err(|error| failed(folder, error))? {
         let name = entry.map_err(|error| failed(folder, error))?.file_name();
         let name = name.to_string_lossy().into_owned();
-        if name == "config.json" || name.ends_with(".safetensors") {
+        if name == "config.json" || name == "adapter_config.json" || name.ends_with(".safetensors")
+        {
             names.push(name);
         }
     }

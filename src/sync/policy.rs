@@ -15,27 +15,63 @@ pub struct Policy {
     pub folder: PathBuf,
     /// The version as a decimal step.
     pub version: String,
+    /// Folder of the adapter that is pushed, where the weights themselves are not.
+    pub adapter: Option<PathBuf>,
 }
+
+/// Settings of an adapter, in the form of the `peft` library.
+const ADAPTER: &str = "adapter_config.json";
+/// What the names of adapters that were pushed begin with.
+pub(super) const PREFIX: &str = "oclaw-v";
 
 impl Policy {
     /// Resolves a policy: a folder, a link to one (`latest`), or a one-line text
     /// file that names one beside it. The version is read from the name
-    /// (`step-000007` is `7`) unless one is given.
+    /// (`step-000007` is `7`) unless one is given. A folder of the `peft` library is
+    /// pushed as an adapter.
     pub fn resolve(given: &Path, version: Option<&str>) -> Result<Self, Error> {
         let folder = folder_of(given)?;
-        whole(&folder).map_err(|reason| Error::Policy { folder: folder.clone(), reason })?;
+        let adapter = folder.join(ADAPTER).is_file().then(|| folder.clone());
+        let checked = match &adapter {
+            Some(_) => whole_adapter(&folder),
+            None => whole(&folder),
+        };
+        checked.map_err(|reason| Error::Policy { folder: folder.clone(), reason })?;
         let version = match version {
             Some(version) => stated(version),
             None => named(&folder),
         };
         let version =
             version.map_err(|reason| Error::Version { folder: folder.clone(), reason })?;
-        Ok(Self { folder, version })
+        Ok(Self { folder, version, adapter })
+    }
+
+    /// Chooses the adapter of a policy, which lies in its folder, instead of the
+    /// weights that it was added to.
+    pub fn as_adapter(self) -> Result<Self, Error> {
+        if self.adapter.is_some() {
+            return Ok(self);
+        }
+        let inside = self.folder.join("adapter");
+        match whole_adapter(&inside) {
+            Ok(()) => Ok(Self { adapter: Some(inside), ..self }),
+            Err(reason) => {
+                let reason = format!("of its `adapter/`: {reason}");
+                Err(Error::Policy { folder: self.folder, reason })
+            }
+        }
+    }
+
+    /// Returns the name under which servers get its adapter: a new one per version,
+    /// so that no cache and no running request mistakes one for another.
+    pub fn adapter_name(&self) -> Option<String> {
+        self.adapter.as_ref().map(|_| format!("{PREFIX}{}", self.version))
     }
 
     /// Returns what is told to a server.
     pub(super) fn pushed(&self) -> Pushed<'_> {
-        Pushed { folder: &self.folder, version: &self.version }
+        let folder = self.adapter.as_ref().unwrap_or(&self.folder);
+        Pushed { folder, version: &self.version }
     }
 }
 
@@ -89,6 +125,16 @@ fn whole(folder: &Path) -> Result<(), String> {
     for file in files.into_iter().flat_map(|map| map.values()).filter_map(Value::as_str) {
         if !folder.join(file).is_file() {
             return Err(format!("it has no `{file}`, which its index names"));
+        }
+    }
+    Ok(())
+}
+
+/// The same of an adapter.
+fn whole_adapter(folder: &Path) -> Result<(), String> {
+    for name in [ADAPTER, "adapter_model.safetensors"] {
+        if !folder.join(name).is_file() {
+            return Err(format!("it has no `{name}`"));
         }
     }
     Ok(())

@@ -2,9 +2,9 @@
 //! of the one that was withdrawn for another.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use super::latest::{self, sync_folder};
 use super::{Error, Policy};
 
 /// Marks a policy that was withdrawn, inside its folder. The trainer gives its
@@ -66,29 +66,8 @@ impl Rollback {
         file.sync_all().map_err(failed)?;
         sync_folder(&record).and_then(|()| sync_folder(&self.from.folder)).map_err(failed)?;
         let name = self.to.folder.file_name().unwrap_or_default();
-        let folder = self.link.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
-        let aside = folder.join(format!(".tmp-latest-{}", std::process::id()));
-        match fs::remove_file(&aside) {
-            // A killed process of the same number has left it.
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
-        match fs::symlink_metadata(&self.link).map_err(failed)?.is_symlink() {
-            true => std::os::unix::fs::symlink(name, &aside).map_err(failed)?,
-            false => {
-                let mut file = File::create(&aside).map_err(failed)?;
-                writeln!(file, "{}", name.to_string_lossy()).map_err(failed)?;
-                file.sync_all().map_err(failed)?;
-            }
-        }
-        fs::rename(&aside, &self.link).and_then(|()| sync_folder(folder)).map_err(failed)
+        latest::point(&self.link, name).map_err(failed)
     }
-}
-
-/// Makes the disk itself know the names in a folder.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
 }
 
 /// Takes the trainer's lock, if the folder has one.

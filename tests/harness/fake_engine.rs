@@ -37,6 +37,11 @@ impl Reply {
         Self { status, headers, body: body.to_owned() }
     }
 
+    /// An answer whose connection breaks before its end.
+    pub(crate) fn broken() -> Self {
+        Self { status: 0, headers: Vec::new(), body: String::new() }
+    }
+
     pub(crate) fn page() -> Self {
         Self::page_with(200)
     }
@@ -56,6 +61,7 @@ impl Reply {
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     pub(crate) path: String,
+    pub(crate) query: String,
     pub(crate) authorization: Option<String>,
     pub(crate) body: Value,
     pub(crate) at: Instant,
@@ -72,6 +78,13 @@ struct Inside {
     held: Option<(String, usize)>,
     /// Path of which one request is held.
     first: Option<String>,
+    /// Path, and how many of its requests are answered until none is any more.
+    deadly: Option<(String, usize)>,
+    is_dead: bool,
+    /// Whether the routes are vLLM's.
+    is_vllm: bool,
+    /// Adapters by name, with their folders.
+    adapters: Vec<(String, String)>,
 }
 
 struct Shared {
@@ -116,6 +129,32 @@ impl FakeEngine {
         let fake = Self::start();
         fake.inside(|inside| inside.version = Some("default".to_owned()));
         fake
+    }
+
+    /// Starts a server with vLLM's control routes at version `default`.
+    pub(crate) fn vllm() -> Self {
+        let fake = Self::sglang();
+        fake.inside(|inside| inside.is_vllm = true);
+        fake
+    }
+
+    /// Dies when a path is asked for after so many more: nothing is answered then.
+    pub(crate) fn die_after(&self, path: &str, pass: usize) {
+        self.inside(|inside| inside.deadly = Some((path.to_owned(), pass)));
+    }
+
+    /// Answers everything again as it should.
+    pub(crate) fn heal(&self) {
+        self.release();
+        self.inside(|inside| {
+            (inside.is_dead, inside.deadly) = (false, None);
+            inside.script.clear();
+        });
+    }
+
+    /// Returns the names of its adapters.
+    pub(crate) fn adapters(&self) -> Vec<String> {
+        self.inside(|inside| inside.adapters.iter().map(|(name, _)| name.clone()).collect())
     }
 
     fn inside<T>(&self, change: impl FnOnce(&mut Inside) -> T) -> T {
@@ -210,9 +249,9 @@ async fn answer(
         headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
     let held = {
         let mut inside = shared.inside.lock().unwrap();
-        let seen =
-            Seen { path: path.clone(), authorization, body: body.clone(), at: Instant::now() };
-        inside.seen.push(seen);
+        let query = uri.query().unwrap_or_default().to_owned();
+        let (path, body) = (path.clone(), body.clone());
+        inside.seen.push(Seen { path, query, authorization, body, at: Instant::now() });
         shared.arrival.notify_all();
         let is_first = inside.first.take_if(|first| *first == path).is_some();
         match &mut inside.held {
@@ -231,13 +270,29 @@ async fn answer(
     }
     let reply = {
         let mut inside = shared.inside.lock().unwrap();
-        scripted(&mut inside, &path).unwrap_or_else(|| control(&mut inside, &method, &path, &body))
+        dying(&mut inside, &path)
+            .or_else(|| scripted(&mut inside, &path))
+            .unwrap_or_else(|| control(&mut inside, &method, &path, &body))
     };
+    if reply.status == 0 {
+        let gone = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let body = futures_util::stream::once(std::future::ready(Err::<Bytes, _>(gone)));
+        return Response::new(Body::from_stream(body));
+    }
     let mut response = Response::builder().status(reply.status);
     for (name, value) in reply.headers {
         response = response.header(name, value);
     }
     response.body(Body::from(reply.body)).unwrap()
+}
+
+fn dying(inside: &mut Inside, path: &str) -> Option<Reply> {
+    match &mut inside.deadly {
+        Some((deadly, 0)) if deadly == path => inside.is_dead = true,
+        Some((deadly, pass)) if deadly == path => *pass -= 1,
+        _ => {}
+    }
+    inside.is_dead.then(Reply::broken)
 }
 
 fn scripted(inside: &mut Inside, path: &str) -> Option<Reply> {
@@ -257,7 +312,23 @@ fn control(inside: &mut Inside, method: &Method, path: &str, body: &Value) -> Re
     let Some(version) = inside.version.clone() else {
         return Reply::json(404, json!({"detail": "Not Found"}));
     };
+    if inside.is_vllm {
+        return vllm(inside, path, body, version);
+    }
     match (method.as_str(), path) {
+        ("GET", "/v1/models") => listed(inside),
+        ("POST", "/load_lora_adapter") => match load(inside, body) {
+            true => Reply::json(200, json!({"success": true, "loaded_adapters": {}})),
+            false => Reply::json(400, json!({"success": false, "error_message": "loaded already"})),
+        },
+        ("POST", "/unload_lora_adapter") => {
+            inside.adapters.retain(|(name, _)| body["lora_name"] != *name);
+            Reply::json(200, json!({"success": true}))
+        }
+        ("POST", "/update_weight_version") => {
+            inside.version = body["new_version"].as_str().map(str::to_owned);
+            Reply::json(200, json!({"success": true, "message": "ok"}))
+        }
         ("GET", "/model_info") => {
             Reply::json(200, json!({"model_path": "/m", "weight_version": version}))
         }
@@ -270,7 +341,49 @@ fn control(inside: &mut Inside, method: &Method, path: &str, body: &Value) -> Re
         }
         ("POST", "/flush_cache") => Reply::text(200, "Cache flushed.\n"),
         ("GET", "/ready") => Reply::text(200, ""),
-        ("GET", "/v1/models") => Reply::json(200, json!({"object": "list", "data": [{"id": "m"}]})),
         _ => Reply::json(404, json!({"detail": "Not Found"})),
     }
+}
+
+/// Answers as vLLM does in developer mode, with adapters at run time.
+fn vllm(inside: &mut Inside, path: &str, body: &Value, version: String) -> Reply {
+    match path {
+        "/version" => Reply::json(200, json!({"version": "0.21"})),
+        "/v1/models" => listed(inside),
+        "/weight_info" => Reply::json(200, json!({"weight_version": version})),
+        "/pause" | "/resume" => Reply::json(200, json!({"status": "ok"})),
+        "/collective_rpc" => Reply::json(200, json!({"results": [null]})),
+        "/update_weight_version" => {
+            inside.version = body["new_version"].as_str().map(str::to_owned);
+            Reply::json(200, json!({"success": true, "new_version": body["new_version"]}))
+        }
+        "/reset_prefix_cache" => Reply::json(200, json!({"success": true})),
+        "/v1/load_lora_adapter" => match load(inside, body) {
+            true => Reply::text(200, "Success: LoRA adapter added successfully."),
+            false => Reply::json(400, json!({"error": {"message": "loaded already"}})),
+        },
+        "/v1/unload_lora_adapter" => {
+            inside.adapters.retain(|(name, _)| body["lora_name"] != *name);
+            Reply::text(200, "Success: LoRA adapter removed successfully.")
+        }
+        "/health" => Reply::text(200, ""),
+        _ => Reply::json(404, json!({"detail": "Not Found"})),
+    }
+}
+
+/// Returns false if the name is taken.
+fn load(inside: &mut Inside, body: &Value) -> bool {
+    let text = |name: &str| body[name].as_str().unwrap().to_owned();
+    let is_new = !inside.adapters.iter().any(|(name, _)| *name == text("lora_name"));
+    if is_new {
+        inside.adapters.push((text("lora_name"), text("lora_path")));
+    }
+    is_new
+}
+
+fn listed(inside: &Inside) -> Reply {
+    let adapters = inside.adapters.iter();
+    let adapters = adapters.map(|(name, folder)| json!({"id": name, "root": folder}));
+    let data: Vec<_> = std::iter::once(json!({"id": "m"})).chain(adapters).collect();
+    Reply::json(200, json!({"object": "list", "data": data}))
 }

@@ -1,5 +1,9 @@
 //! Pushing a policy, against a scripted control plane.
 
+mod adapters;
+mod faults;
+mod vllm;
+
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -71,80 +75,11 @@ async fn a_push_pauses_loads_verifies_flushes_and_goes_on() {
 
     let (outcome, tried) = push(&fake, &policy, false).await;
     assert_eq!(outcome.unwrap(), 0);
-    assert_eq!(fake.paths(), ["/model_info"]);
-    assert_eq!(tried.last().unwrap(), "update: already at version `7` (from `/m`)");
+    // A push that was killed may have left it held.
+    assert_eq!(fake.paths(), ["/model_info", "/continue_generation"]);
+    assert_eq!(tried[1], "update: already at version `7` (from `/m`)");
     let (outcome, _) = push(&fake, &policy, true).await;
     assert_eq!((outcome.unwrap(), fake.paths().len()), (1, WHOLE.len()));
-}
-
-#[tokio::test]
-async fn whatever_fails_generation_goes_on_and_the_push_has_failed() {
-    let no =
-        || Reply::json(200, json!({"success": false, "message": "failed to update parameter"}));
-    let table: [(&str, Reply, &str, bool); 7] = [
-        ("/update_weights_from_disk", no(), "update failed", false),
-        (
-            "/update_weights_from_disk",
-            Reply::json(500, json!({"message": "boom"})),
-            "update failed",
-            false,
-        ),
-        (
-            "/update_weights_from_disk",
-            Reply::json(400, json!({"success": false, "message": ""})),
-            "update failed",
-            false,
-        ),
-        (
-            "/update_weights_from_disk",
-            Reply::json(200, json!({"success": true})),
-            "carries version `default`",
-            false,
-        ),
-        ("/flush_cache", Reply::json(200, json!({"success": false})), "flush failed", true),
-        ("/flush_cache", Reply::text(400, "Cache not flushed"), "flush failed", true),
-        ("/ready", Reply::text(503, ""), "health check failed", true),
-    ];
-    let folder = tempfile::tempdir().unwrap();
-    let policy = Policy::resolve(&policy_in(folder.path(), "step-000007"), None).unwrap();
-    for (path, reply, expected, loaded) in table {
-        let fake = FakeEngine::sglang();
-        let shown = format!("{path} {reply:?}");
-        fake.on(path, [reply]);
-        let (outcome, _) = push(&fake, &policy, false).await;
-        let message = outcome.unwrap_err().to_string();
-        assert!(message.contains(expected), "{shown}: {message}");
-        assert_eq!(
-            fake.paths().iter().filter(|path| *path == "/continue_generation").count(),
-            1,
-            "{shown}"
-        );
-        let updates =
-            fake.paths().iter().filter(|path| *path == "/update_weights_from_disk").count();
-        assert!((1..=2).contains(&updates), "{shown}: {updates} tries");
-        let version = if loaded { "7" } else { "default" };
-        assert_eq!(fake.version().as_deref(), Some(version), "{shown}");
-    }
-}
-
-#[tokio::test]
-async fn a_server_that_never_answers_is_given_up_and_told_to_go_on() {
-    let folder = tempfile::tempdir().unwrap();
-    let policy = Policy::resolve(&policy_in(folder.path(), "step-000007"), None).unwrap();
-    let fake = FakeEngine::sglang();
-    let mut options = EngineOptions::new(fake.url());
-    options.timeout = Duration::from_millis(50);
-    options.retries = Retries::none();
-    let engine = Engine::attach(options).await.unwrap();
-    fake.hold("/update_weights_from_disk");
-    fake.forget();
-    let outcome = sync::push(&policy, &[engine], &[], Options::default(), &|_| {}).await;
-    let message = outcome.unwrap_err().to_string();
-    assert!(message.starts_with("update failed: no answer"), "{message}");
-    let expected =
-        ["/model_info", "/pause_generation", "/update_weights_from_disk", "/continue_generation"];
-    assert_eq!(fake.paths(), expected);
-    fake.release();
 }
 
 #[tokio::test]
