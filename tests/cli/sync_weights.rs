@@ -1,5 +1,10 @@
 //! `oclaw sync-weights`: its words and exit codes.
 
+mod publish;
+mod servers;
+#[cfg(feature = "torch")]
+mod steady;
+
 use std::path::Path;
 
 use assert_cmd::assert::Assert;

@@ -250,8 +250,8 @@ async fn answer(
     let held = {
         let mut inside = shared.inside.lock().unwrap();
         let query = uri.query().unwrap_or_default().to_owned();
-        let (path, body) = (path.clone(), body.clone());
-        inside.seen.push(Seen { path, query, authorization, body, at: Instant::now() });
+        let (at, asked, body) = (Instant::now(), path.clone(), body.clone());
+        inside.seen.push(Seen { path: asked, query, authorization, body, at });
         shared.arrival.notify_all();
         let is_first = inside.first.take_if(|first| *first == path).is_some();
         match &mut inside.held {
