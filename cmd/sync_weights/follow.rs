@@ -81,10 +81,8 @@ impl Run<'_> {
         let newest = shelf::newest(self.folder, self.shelf.as_ref()).await?;
         let Some(policy) = newest else { return Ok(()) };
         let policy = if self.args.adapter { policy.as_adapter()? } else { policy };
-        match &self.refused {
-            Some((version, REFUSALS..)) if *version == policy.version => return Ok(()),
-            Some((version, _)) if *version != policy.version => self.refused = None,
-            _ => {}
+        if self.is_skipped(&policy.version) {
+            return Ok(());
         }
         let servers = match self.servers.take() {
             Some(servers) => servers,
@@ -118,15 +116,14 @@ impl Run<'_> {
         let version = policy.version;
         match pushed {
             Ok(count) => {
-                let all = servers.engines.len();
-                self.context.say(match count {
-                    0 if all == 0 => format!("version {version} published"),
-                    0 => format!("version {version} is served already"),
-                    _ => {
+                match (count, servers.engines.len()) {
+                    (_, 0) => self.context.say(format!("version {version} published")),
+                    (0, _) => self.context.say(format!("version {version} is served already")),
+                    (_, all) => {
                         self.context.conclude(table(&tried.into_inner()));
-                        format!("version {version} pushed to {count} of {all}")
+                        self.context.say(format!("version {version} pushed to {count} of {all}"));
                     }
-                });
+                }
                 self.served = Some(version);
                 self.refused = None;
                 Ok(())
@@ -139,6 +136,14 @@ impl Run<'_> {
                 Err(error)
             }
         }
+    }
+
+    /// Returns whether a version has been refused often enough; any other starts anew.
+    fn is_skipped(&mut self, version: &str) -> bool {
+        if self.refused.as_ref().is_some_and(|(refused, _)| refused != version) {
+            self.refused = None;
+        }
+        matches!(self.refused, Some((_, REFUSALS..)))
     }
 
     fn refuse(&mut self, version: String) {

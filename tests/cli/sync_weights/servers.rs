@@ -50,8 +50,8 @@ fn chats_ask_for_the_adapter_that_was_loaded_last() {
         "message": {"role": "assistant", "content": "yes"}}]});
     fake.on("/v1/chat/completions", [Reply::json(200, answer)]);
     let asked = || {
-        let chats = fake.seen().into_iter().filter(|seen| seen.path == "/v1/chat/completions");
-        chats.last().unwrap().body["model"].clone()
+        let is_chat = |path: &str| path == "/v1/chat/completions";
+        fake.seen().iter().rfind(|seen| is_chat(&seen.path)).unwrap().body["model"].clone()
     };
     let serve = Serve::start(spool.path(), &["--engine", &fake.url(), "--model-name", "m1"]);
     serve.chat(&ask("before"), "");

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use oclaw::serving::{Options, start};
+use oclaw::trajectory::Turn;
 
 use super::*;
 use crate::harness::fixture_models as models;
@@ -71,11 +72,14 @@ fn no_chat_fails_while_five_policies_come() {
     let (code, words) = serve.stop();
     assert_eq!(code, Some(0), "{words}");
     runtime.block_on(engine.shutdown());
-    let rows = rows(spool.path());
-    assert_eq!(rows.len(), chats.load(Ordering::Relaxed), "{words}");
+    tell_their_versions(&rows(spool.path()), chats.load(Ordering::Relaxed));
+}
+
+fn tell_their_versions(rows: &[Turn], chats: usize) {
+    assert_eq!(rows.len(), chats);
     let step = |version: &Option<String>| version.as_ref().unwrap().parse::<usize>().unwrap();
     let mut seen = std::collections::BTreeSet::new();
-    for row in &rows {
+    for row in rows {
         let (begin, end) = (step(&row.weight_version), step(&row.weight_version_end));
         assert!(begin <= end && end <= SYNCS, "{row:?}");
         seen.extend([begin, end]);

@@ -65,17 +65,29 @@ async fn attached(fake: &FakeEngine, tries: u32, patience: Duration) -> Engine {
     Engine::attach(options).await.unwrap()
 }
 
+/// What failed once can be done.
+async fn healed(fake: &FakeEngine, policy: &Policy, shown: &str) {
+    fake.heal();
+    let engine = attached(fake, 1, Duration::from_secs(20)).await;
+    fake.forget();
+    let again = Options { force: true };
+    let outcome = sync::push(policy, &[engine], &[], again, &|_| {}).await;
+    assert_eq!(outcome.unwrap(), 1, "{shown}");
+    assert_eq!(fake.paths(), WHOLE, "{shown}");
+    assert_eq!(fake.version().as_deref(), Some("7"), "{shown}");
+}
+
 #[tokio::test]
 async fn whatever_fails_wherever_generation_goes_on_and_the_push_has_failed() {
     let folder = tempfile::tempdir().unwrap();
     let policy = Policy::resolve(&policy_in(folder.path(), "step-000007"), None).unwrap();
     let proxy = FakeEngine::start();
-    for place in 0..WHOLE.len() {
+    for (place, step) in STEPS.into_iter().enumerate() {
         for fault in FAULTS {
             let shown = format!("{fault:?} at {place}");
             let fake = FakeEngine::sglang();
             let patience = match fault {
-                Fault::Hangs => Duration::from_millis(400),
+                Fault::Hangs => Duration::from_secs(1),
                 _ => Duration::from_secs(20),
             };
             let engine = attached(&fake, 1, patience).await;
@@ -92,7 +104,7 @@ async fn whatever_fails_wherever_generation_goes_on_and_the_push_has_failed() {
                     message.ends_with("carries version `6` after loading version `7`"),
                     "{shown}: {message}"
                 ),
-                _ => assert!(message.starts_with(STEPS[place]), "{shown}: {message}"),
+                _ => assert!(message.starts_with(step), "{shown}: {message}"),
             }
             let count = |path: &str| fake.paths().iter().filter(|seen| *seen == path).count();
             assert_eq!(count("/pause_generation"), usize::from(place > 0), "{shown}");
@@ -106,15 +118,7 @@ async fn whatever_fails_wherever_generation_goes_on_and_the_push_has_failed() {
                 assert_eq!(fake.version().as_deref(), Some("default"), "{shown}");
             }
 
-            // And then it can be done.
-            fake.heal();
-            let engine = attached(&fake, 1, Duration::from_secs(20)).await;
-            fake.forget();
-            let again = Options { force: true };
-            let outcome = sync::push(&policy, &[engine], &[], again, &|_| {}).await;
-            assert_eq!(outcome.unwrap(), 1, "{shown}");
-            assert_eq!(fake.paths(), WHOLE, "{shown}");
-            assert_eq!(fake.version().as_deref(), Some("7"), "{shown}");
+            healed(&fake, &policy, &shown).await;
         }
     }
 }
