@@ -23,14 +23,14 @@ use crate::report::Exit;
 /// models (whole, of a family that is computed here), the tokenizers (whoever shares
 /// ids with the policy must have its own), the engines that others run (reached, and
 /// able to do what is wanted), the programs of those that the loop starts, keys,
-/// ports, the disk, the scheduler. Nothing is started, sent or written.
+/// ports, the object store, the disk, the scheduler. Nothing is started, sent or written.
 ///
 /// `--offline` looks at nothing but the file, the models and the keys' files: to
 /// check here what is to run elsewhere. `--devices 8` takes it that there are eight.
 ///
 /// Exit code 0: all is well; 3: the loop can run, but look at the warnings; 2: the
 /// settings ask for what cannot be; 1: this machine has not the place for it (a
-/// broken model, a busy port, a full disk); 4: an engine or the scheduler is away.
+/// broken model, a busy port, a full disk); 4: an engine, the object store or the scheduler is away.
 /// Of several the first in the order 2, 1, 4, 3.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -62,7 +62,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     .printed()?;
     if args.offline {
         context.say(
-            "offline: engines, devices, programs, ports, disk and scheduler were not looked at",
+            "offline: engines, devices, programs, ports, object store, disk and scheduler were not looked at",
         );
     }
     finding::end(&findings)
@@ -92,6 +92,7 @@ fn look(path: &Path, args: &Args, context: &Context) -> Vec<Finding> {
     let told = context.block_on(engines::engines(&setup, &mut findings));
     models::tokenizers(&setup, &told, &mut findings);
     machine::ports(&setup, &mut findings);
+    context.block_on(machine::store(&setup, &mut findings));
     machine::disk(&setup, sizes, &mut findings);
     context.block_on(machine::scheduler(&setup, &mut findings));
     findings

@@ -22,7 +22,12 @@ use crate::units;
 /// subcommand whose keys are its flags, and `[loop]` for the flags here. Every
 /// stage is its own `oclaw` process with `--follow`; they meet in the folders of
 /// `--run` alone: `turns`, `judged`, `hinted`, `taught`, `ready`, `policy`,
-/// `metrics.jsonl`. The loop adds what connects them (folders, addresses, the
+/// `metrics.jsonl`. With `--store s3://BUCKET/FOLDER` (or `gs://`, `az://`) shards and
+/// policies are folders of an object store instead, under the same names: `serve`
+/// ships the finished shards of its spool there. Spool, logs, metrics and copies of
+/// objects (`objects`) stay in the run folder. Keys come from the environment of
+/// each process: the loop's own goes to children of this machine and to Slurm's jobs;
+/// on Ray, `env` of a section is passed on. The loop adds what connects them (folders, addresses, the
 /// start model, the key file of `serve`), starts them, watches them and starts them again.
 ///
 /// `[engines.NAME]` is an inference server: `model = DIR` runs `oclaw engine`,
@@ -67,6 +72,9 @@ pub(crate) struct Args {
     /// Folder of the run
     #[arg(long, value_name = "RUN", default_value = "run")]
     run: PathBuf,
+    /// Object store by which the stages meet, as in `s3://BUCKET/FOLDER` [default: none]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
     /// Say how the loop of a run folder is, and stop
     #[arg(long, value_name = "RUN")]
     status: Option<PathBuf>,
@@ -114,7 +122,7 @@ pub(crate) struct Args {
 /// Runs the loop until a signal.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     if let Some(run) = &args.status {
-        return show::status(run);
+        return show::status(run, context);
     }
     if args.dry_run {
         return crate::check::of_loop(args.file, args.devices, context);

@@ -347,6 +347,7 @@ fn of_pipeline(error: &pipeline::Error) -> (Kind, Option<String>) {
         Error::Syntax { .. } | Error::Plan { .. } | Error::Wanting { .. } => (Kind::Usage, None),
         Error::Start { .. } | Error::File { .. } => (Kind::Failed, None),
         Error::Scheduler { .. } => (Kind::Engine, None),
+        Error::Store(error) => of_store(error),
         Error::Command { .. } => hinted(
             Kind::Engine,
             "start the loop where the scheduler's commands are, or `[scheduler] kind = \"local\"`",

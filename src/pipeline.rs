@@ -38,6 +38,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::store;
+
 /// What can go wrong around a loop.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -87,6 +89,9 @@ pub enum Error {
         /// The operating system's reason.
         source: io::Error,
     },
+    /// The object store of the loop cannot be looked at.
+    #[error(transparent)]
+    Store(#[from] store::Error),
     /// A file of the loop itself cannot be read or written.
     #[error("cannot read or write `{path}`")]
     File {

@@ -12,6 +12,7 @@ mod cache;
 mod client;
 mod error;
 mod feed;
+mod footer;
 mod manifest;
 mod policies;
 
@@ -22,6 +23,7 @@ pub use address::Address;
 pub use cache::{Cache, Fetched};
 pub use client::{Object, Store};
 pub use feed::Feed;
+pub use footer::{Counted, count};
 pub use policies::{Policies, Published};
 
 /// What can go wrong with a store.

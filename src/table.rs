@@ -20,7 +20,10 @@ mod source;
 mod spool;
 mod stream;
 
-pub use follow::{Claim, Follow, Shard, Stamp, first_created_at, is_shard, shard_names, turn_ids};
+pub use follow::{
+    Claim, Follow, Shard, Stamp, first_created_at, is_shard, place_of_ids, row_count, shard_names,
+    turn_ids,
+};
 pub use inputs::Input;
 pub use provenance::{Provenance, StageLine, Usage};
 pub use sink::{Sink, discard_unfinished};

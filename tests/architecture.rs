@@ -45,7 +45,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     // The journal and the cache forget by themselves: they know their own files.
     ("privacy", &["trajectory", "table"]),
     // Stages are commands to it, and folders of tables.
-    ("pipeline", &["table", "health"]),
+    ("pipeline", &["table", "store", "health"]),
 ];
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {

@@ -6,6 +6,7 @@ use std::ffi::CString;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use oclaw::pipeline::{self, Origin, Ray, Slurm};
 
@@ -16,6 +17,8 @@ use crate::report::Kind;
 
 /// Policies beside those that are kept while one is written: it, and its state.
 const STATES: u64 = 3;
+/// How long an object store may take to answer.
+const STORE_PATIENCE: Duration = Duration::from_secs(20);
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// Looks for the devices that are asked for; for so many if it is told. Without
@@ -204,4 +207,24 @@ fn away(subject: &str, error: anyhow::Error) -> Finding {
         Some(_) => finding,
         None => finding.remedy("start it, or `[scheduler] kind = \"local\"`"),
     }
+}
+
+/// Asks the object store by which the stages meet for its folder.
+pub(super) async fn store(setup: &Setup, findings: &mut Vec<Finding>) {
+    let Some(url) = &setup.run.store else { return };
+    let asked = async {
+        if let Some(store) = crate::stores::open(Path::new(url))? {
+            store.list().await?;
+        }
+        anyhow::Ok(())
+    };
+    findings.push(match tokio::time::timeout(STORE_PATIENCE, asked).await {
+        Ok(Ok(())) => Finding::ok("store", url, "answers, and lets us look"),
+        Ok(Err(error)) => Finding::error("store", url, error),
+        Err(_) => {
+            let seconds = STORE_PATIENCE.as_secs();
+            let finding = Finding::fail("store", url, format!("no answer within {seconds} s"));
+            finding.because(Kind::Engine)
+        }
+    });
 }

@@ -90,7 +90,7 @@ fn wishes(path: &Path, configured: &Configured) -> Wishes {
     Wishes {
         program: "oclaw".to_owned(),
         config: path.display().to_string(),
-        run: Run::new(given("run").unwrap_or_else(|| "run".to_owned())),
+        run: Run::new(given("run").unwrap_or_else(|| "run".to_owned())).with_store(given("store")),
         without: configured.all_given("loop", "without"),
         weight_sync_interval: 1,
         train_when_idle: given("train-when-idle"),

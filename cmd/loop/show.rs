@@ -11,6 +11,7 @@ use oclaw::pipeline::{
 
 use crate::common::{Context, Printing};
 use crate::report::{Exit, Failure};
+use crate::stores;
 use crate::visible::visible;
 
 /// Ask a terminal not to go on on the next line at its margin, and to do so again.
@@ -58,8 +59,18 @@ impl Screen {
     }
 }
 
+/// Prepares to count the turns of a run.
+pub(super) fn accountant(run: &Run, without: &[String]) -> anyhow::Result<Accountant> {
+    let accountant = Accountant::new(run, without);
+    let Some(url) = &run.store else { return Ok(accountant) };
+    Ok(match stores::open(Path::new(url))? {
+        Some(store) => accountant.over(store),
+        None => accountant,
+    })
+}
+
 /// Says how the loop of a run is: to people as tables, to others as JSON.
-pub(super) fn status(folder: &Path) -> anyhow::Result<Exit> {
+pub(super) fn status(folder: &Path, context: &Context) -> anyhow::Result<Exit> {
     let run = Run::new(folder);
     if !run.turns().is_dir() {
         let problem = format!("`{}` is no run: it has no `turns`", folder.display());
@@ -75,10 +86,24 @@ pub(super) fn status(folder: &Path) -> anyhow::Result<Exit> {
     if !lives {
         kept.children.iter_mut().for_each(leave);
     }
-    let (account, stages) = Accountant::new(&run, &kept.without).take()?;
+    let run = run.with_store(kept.store.clone());
+    let mut accountant = accountant(&run, &kept.without)?;
+    let (account, stages, published) = match context.block_on(accountant.look()) {
+        Ok(()) => {
+            let (account, stages) = accountant.take()?;
+            (account, stages, accountant.published())
+        }
+        // It is away, or whoever asks has no key to it.
+        Err(error) => {
+            let told = crate::report::told(&error.into());
+            context.say(format!("{told}: turns and policies as the loop saw them last"));
+            (kept.account.clone(), kept.stages.clone(), kept.policy.published)
+        }
+    };
+    let served = if lives { kept.policy.served } else { Default::default() };
     let status = Status {
         supervisor: kept.supervisor.filter(|_| lives),
-        policy: PolicyStatus::of(&run, if lives { kept.policy.served } else { Default::default() }),
+        policy: PolicyStatus::of(&run, published, served),
         account: Account {
             open: kept.account.open.filter(|_| lives),
             open_unknown: kept.account.open_unknown.filter(|_| lives),

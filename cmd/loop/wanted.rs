@@ -7,6 +7,7 @@ use oclaw::pipeline::{
     self, Child, Kind, Launcher, Local, Plan, Ray, Run, Scheduler, Slurm, Wishes, children, front,
     policy_engines,
 };
+use oclaw::store::Address;
 
 use super::Args;
 use super::keys::Keys;
@@ -41,7 +42,7 @@ impl Wanted {
             return Err(failure.hint("`oclaw init` writes one; or `oclaw loop FILE`").into());
         };
         let plan = plan(config)?;
-        let run = Run::new(&args.run);
+        let run = Run::new(&args.run).with_store(args.store.clone());
         let name = |path: &Path| match path.to_str() {
             Some(text) => Ok(text.to_owned()),
             None => Err(Failure::usage(format!("no name to pass on: `{}`", path.display()))),
@@ -97,7 +98,8 @@ impl Wanted {
     pub(super) fn make_folders(&self, without: &[String]) -> anyhow::Result<()> {
         let hops = self.run.hops(without).into_iter().map(|hop| hop.into);
         let own = [self.run.turns(), self.run.policy(), self.run.logs(), self.run.state()];
-        for folder in own.into_iter().chain(hops) {
+        let here = own.into_iter().chain(hops).filter(|folder| !Address::is(folder));
+        for folder in here {
             fs::create_dir_all(&folder).map_err(|error| {
                 Failure::failed(format!("cannot make `{}`: {error}", folder.display()))
             })?;
@@ -125,7 +127,9 @@ fn told(config: &Path, error: &pipeline::Error) -> Failure {
 /// Returns what a stage was told by the environment or the file.
 fn given(plan: &Plan, section: &str, key: &str) -> Option<String> {
     let word = |text: &str| text.replace('-', "_").to_uppercase();
-    let variable = format!("OCLAW_{}_{}", word(section), word(key));
+    // A flag that all have is in no section.
+    let sections = [section, key].into_iter().filter(|part| !part.is_empty());
+    let variable = format!("OCLAW_{}", sections.map(word).collect::<Vec<_>>().join("_"));
     let told = std::env::var(variable).ok().or_else(|| plan.value(section, key).map(str::to_owned));
     // A switch that is off is not given.
     told.filter(|value| value != "false")

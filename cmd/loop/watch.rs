@@ -4,7 +4,9 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use oclaw::pipeline::{self, Accountant, Identity, Limits, PolicyStatus, Run, Status, Supervisor};
+use oclaw::pipeline::{
+    self, Account, Accountant, Identity, Limits, PolicyStatus, Queue, Run, Status, Supervisor,
+};
 use oclaw::table::Claim;
 
 use super::keys::Keys;
@@ -22,6 +24,10 @@ const RAY_TICK: Duration = Duration::from_secs(2);
 const SLURM_TICK: Duration = Duration::from_secs(5);
 /// How often the folders are.
 const LOOK: Duration = Duration::from_secs(2);
+/// The same of a store, which may cost for each list that it gives.
+const STORE_LOOK: Duration = Duration::from_secs(10);
+/// How long it may keep the processes waiting.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
 /// Counting may take so much of the time, as long as a look is not too old.
 const SHARE: u32 = 20;
 const OLDEST: Duration = Duration::from_secs(30);
@@ -61,7 +67,7 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
     let supervisor = Supervisor::open(launcher, run.clone(), children, limits(args)).await?;
     let mut watch = Watch {
         context,
-        accountant: Accountant::new(&run, &args.without),
+        accountant: show::accountant(&run, &args.without)?,
         screen: show::Screen::new(context),
         run,
         without: args.without.clone(),
@@ -72,6 +78,7 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
         status,
         alive,
         next_look: Instant::now(),
+        next_store_look: Instant::now(),
         next_line: Instant::now() + LINE,
         said: None,
         broken: None,
@@ -89,7 +96,19 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
             () = tokio::time::sleep(if drained { pause.min(usual) } else { pause }) => {}
         }
     }
-    watch.close()
+    watch.close().await
+}
+
+/// Looks at the store, if there is one, as long as the processes can wait.
+async fn look(accountant: &mut Accountant) -> anyhow::Result<()> {
+    match tokio::time::timeout(STORE_PATIENCE, accountant.look()).await {
+        Ok(looked) => Ok(looked?),
+        Err(_) => {
+            let seconds = STORE_PATIENCE.as_secs();
+            let problem = format!("the object store has not told everything within {seconds} s");
+            Err(Failure::engine(problem).into())
+        }
+    }
 }
 
 fn limits(args: &Args) -> Limits {
@@ -122,6 +141,7 @@ struct Watch<'a> {
     /// Numbers of the processes that run.
     alive: Arc<Mutex<Vec<u32>>>,
     next_look: Instant,
+    next_store_look: Instant,
     next_line: Instant,
     /// What is wrong with the folders, as it was said.
     said: Option<String>,
@@ -148,25 +168,14 @@ impl Watch<'_> {
     }
 
     /// Looks at the folders and the servers, and shows what it sees. Returns how long it
-    /// counted: to wait for a server that hangs is no work.
+    /// counted what is here: to wait for a server that hangs is no work, and a store has a
+    /// time of its own.
     async fn look(&mut self) -> Duration {
+        let store_due = self.run.store.is_some() && Instant::now() >= self.next_store_look;
         let began = Instant::now();
-        let taken = self.accountant.take();
-        let counted = began.elapsed();
-        let (mut account, stages) = match taken {
-            Ok(taken) => {
-                self.said = None;
-                taken
-            }
-            Err(error) => {
-                let told = told(&error.into());
-                if self.said.as_ref() != Some(&told) {
-                    self.say(&format!("{told}: waiting"));
-                    self.said = Some(told);
-                }
-                return counted;
-            }
-        };
+        let looked = self.count().await;
+        let counted = if store_due { Duration::ZERO } else { began.elapsed() };
+        let Some((mut account, stages)) = looked else { return counted };
         let open = match self.keys.of_serve() {
             Ok(key) => self.supervisor.open_turns(&self.front, key.as_ref()).await,
             Err(problem) => Err(problem),
@@ -180,12 +189,13 @@ impl Watch<'_> {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let status = Status {
             run: self.run.folder.display().to_string(),
+            store: self.run.store.clone(),
             at: since.as_secs(),
             supervisor: Identity::of(std::process::id()),
             without: self.without.clone(),
             children: self.supervisor.status(),
             stages,
-            policy: PolicyStatus::of(&self.run, served),
+            policy: PolicyStatus::of(&self.run, self.accountant.published(), served),
             account,
         };
         // Who asks later reads it there; a full disk is told by who needs it more.
@@ -198,6 +208,32 @@ impl Watch<'_> {
         if let Ok(mut shared) = self.status.write() {
             *shared = status;
         }
+        counted
+    }
+
+    /// Counts the turns. While a store is away those stay that it told of last.
+    async fn count(&mut self) -> Option<(Account, Vec<Queue>)> {
+        let begun = Instant::now();
+        if begun < self.next_store_look {
+            // Meanwhile what is here goes on.
+            return self.accountant.take().ok().filter(|_| self.accountant.has_looked());
+        }
+        let looked = look(&mut self.accountant).await;
+        if self.run.store.is_some() {
+            self.next_store_look = Instant::now() + STORE_LOOK.max(begun.elapsed() * SHARE);
+        }
+        let there = self.accountant.has_looked();
+        let counted = there.then(|| self.accountant.take()).transpose();
+        let (counted, error) = match (counted, looked) {
+            (Ok(counted), Ok(())) => (counted, None),
+            (Ok(counted), Err(error)) => (counted, Some(error)),
+            (Err(error), _) => (None, Some(error.into())),
+        };
+        let wrong = error.map(|error| told(&error));
+        if let Some(told) = wrong.as_ref().filter(|_| self.said != wrong) {
+            self.say(&format!("{told}: waiting"));
+        }
+        self.said = wrong;
         counted
     }
 
@@ -216,8 +252,9 @@ impl Watch<'_> {
     }
 
     /// Says what the run came to.
-    fn close(mut self) -> anyhow::Result<Exit> {
-        if let Ok((account, _)) = self.accountant.take() {
+    async fn close(mut self) -> anyhow::Result<Exit> {
+        self.next_store_look = Instant::now();
+        if let Some((account, _)) = self.count().await {
             self.say(&account.words());
             let mut status = Status::kept(&self.run).unwrap_or_default();
             status.supervisor = None;

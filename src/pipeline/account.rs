@@ -4,6 +4,7 @@
 //! turn that a stage lost shows as lost. Shards have the same name in every folder
 //! and as many rows; how far a turn is, is how far its shard is.
 
+mod cloud;
 mod shards;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -13,7 +14,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Hop, Run};
+use super::{Error, Hop, Run, published};
+use crate::store::Store;
+use cloud::Cloud;
 use shards::{Folder, Ledger, Outcome, Shards};
 
 /// Rates are taken over so long.
@@ -96,30 +99,80 @@ pub struct Accountant {
     hops: Vec<Hop>,
     shards: Shards,
     ledger: Ledger,
+    cloud: Option<Cloud>,
 }
 
 impl Accountant {
     /// Looks at a run whose turns go this way.
     pub fn new(run: &Run, without: &[String]) -> Self {
         let hops = run.hops(without);
-        Self { run: run.clone(), hops, shards: Shards::default(), ledger: Ledger::default() }
+        let (shards, ledger) = (Shards::default(), Ledger::default());
+        Self { run: run.clone(), hops, shards, ledger, cloud: None }
     }
 
-    /// Counts. Folders are listed before those that they flow into, so that a turn
+    /// Looks at the folder of a store by which the stages meet.
+    pub fn over(self, store: Store) -> Self {
+        Self { cloud: Some(Cloud::new(store)), ..self }
+    }
+
+    /// Looks at the store, if there is one. What it told before an error, or before
+    /// this was dropped, is not asked again.
+    pub async fn look(&mut self) -> Result<(), Error> {
+        match &mut self.cloud {
+            Some(cloud) => cloud.look(&self.hops, &mut self.shards, &mut self.ledger).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Whether there is something to count: a store was never looked at otherwise.
+    pub fn has_looked(&self) -> bool {
+        self.cloud.as_ref().is_none_or(Cloud::has_looked)
+    }
+
+    /// Returns the step that the newest policy stands for.
+    pub fn published(&self) -> Option<u64> {
+        match &self.cloud {
+            Some(cloud) => cloud.published(),
+            None => published(&self.run.policy()),
+        }
+    }
+
+    fn list(&self, folder: &Path) -> Result<Folder, Error> {
+        match &self.cloud {
+            Some(cloud) => Ok(cloud.folder(folder)),
+            None => Folder::list(folder),
+        }
+    }
+
+    fn steps_made(&self, policies: &Path) -> Vec<(u64, SystemTime)> {
+        match &self.cloud {
+            Some(cloud) => cloud.steps_made(),
+            None => steps_made(policies),
+        }
+    }
+
+    fn given_up(&self, folder: &Path) -> HashSet<OsString> {
+        match &self.cloud {
+            Some(cloud) => cloud.given_up(folder),
+            None => given_up(folder),
+        }
+    }
+
+    /// Counts; in a store what was there at the last look. Folders are listed before those that they flow into, so that a turn
     /// on its way is seen once.
     pub fn take(&mut self) -> Result<(Account, Vec<Queue>), Error> {
         let spool = Folder::list(&self.run.turns())?;
         let mut behind = Vec::new();
         for hop in self.hops.iter().filter(|hop| hop.stage != "train") {
-            behind.push(Folder::list(&hop.into)?);
+            behind.push(self.list(&hop.into)?);
         }
         let policies =
             self.hops.iter().find(|hop| hop.stage == "train").map(|hop| hop.into.clone());
-        if let Some(policies) = &policies {
-            self.ledger.refresh(policies)?;
+        if let Some(policies) = policies.filter(|_| self.cloud.is_none()) {
+            self.ledger.refresh(&policies)?;
         }
         let failed: Vec<HashSet<OsString>> =
-            self.hops.iter().map(|hop| given_up(&hop.into)).collect();
+            self.hops.iter().map(|hop| self.given_up(&hop.into)).collect();
         let mut count = Count {
             account: Account::default(),
             queues: self.hops.iter().map(|hop| queue(hop.stage)).collect(),
@@ -139,21 +192,21 @@ impl Accountant {
             };
             count.account.captured += rows;
             count.account.lost += rows as i64 - here as i64;
+            let written = self.shards.written(&at.join(name));
             let listed = failed.get(done).is_some_and(|failed| failed.contains(name));
             match self.hops.get(done) {
                 Some(hop) if listed => count.give_up(hop.stage, here),
                 Some(hop) if hop.stage == "train" => {
-                    let path = at.join(name);
-                    match self.shards.ids(&path) {
-                        Some(ids) => count.trainable((done, &path), ids, &self.ledger),
+                    match self.shards.ids(&at.join(name)) {
+                        Some(ids) => count.trainable((done, written), ids, &self.ledger),
                         // Its turns are there; which of them were trained, nobody can say.
                         None => {
                             count.account.unreadable += 1;
-                            count.wait((done, hop.stage), &path, here);
+                            count.wait((done, hop.stage), written, here);
                         }
                     }
                 }
-                Some(hop) => count.wait((done, hop.stage), &at.join(name), here),
+                Some(hop) => count.wait((done, hop.stage), written, here),
                 None => count.account_for("nobody", here),
             }
         }
@@ -161,7 +214,7 @@ impl Accountant {
             count.queues[index].failed = failed[index].len() as u64;
             count.queues[index].rows_per_minute = match behind.get(index) {
                 Some(folder) => rate(&mut self.shards, &hop.into, folder),
-                None => trained_rate(&self.run, &hop.into),
+                None => trained_rate(&self.run, self.steps_made(&hop.into)),
             };
         }
         Ok((count.account, count.queues))
@@ -199,17 +252,21 @@ impl Count {
         *self.account.refused.entry(format!("failed_in_{stage}")).or_default() += rows;
     }
 
-    fn wait(&mut self, (index, stage): (usize, &str), path: &Path, rows: u64) {
+    fn wait(&mut self, (index, stage): (usize, &str), written: Option<SystemTime>, rows: u64) {
         self.account_for(stage, rows);
         let queue = &mut self.queues[index];
         queue.shards += 1;
         queue.rows += rows;
-        let written = std::fs::metadata(path).and_then(|facts| facts.modified()).ok();
         let age = written.and_then(|written| self.now.duration_since(written).ok());
         queue.oldest = queue.oldest.max(age.map(|age| age.as_secs()));
     }
 
-    fn trainable(&mut self, (index, path): (usize, &Path), ids: &[u128], ledger: &Ledger) {
+    fn trainable(
+        &mut self,
+        (index, written): (usize, Option<SystemTime>),
+        ids: &[u128],
+        ledger: &Ledger,
+    ) {
         let mut waiting = 0;
         for id in ids {
             match ledger.outcome(*id) {
@@ -221,7 +278,7 @@ impl Count {
             }
         }
         if waiting > 0 {
-            self.wait((index, "train"), path, waiting);
+            self.wait((index, "train"), written, waiting);
         }
     }
 }
@@ -236,19 +293,24 @@ fn given_up(folder: &Path) -> HashSet<OsString> {
 }
 
 /// Counts the turns of the steps made lately.
-fn trained_rate(run: &Run, policies: &Path) -> f64 {
+fn trained_rate(run: &Run, made: Vec<(u64, SystemTime)>) -> f64 {
     let steps: HashMap<u64, u64> = super::status::steps(run)
         .into_iter()
         .map(|step| (step.step, step.turns.unwrap_or_default()))
         .collect();
-    let Ok(entries) = std::fs::read_dir(policies) else { return 0.0 };
-    let fresh = entries.filter_map(Result::ok).filter_map(|entry| {
+    let fresh = made.into_iter().filter(|(_, at)| at.elapsed().unwrap_or_default() <= WINDOW);
+    per_minute(fresh.filter_map(|(step, _)| steps.get(&step)).sum())
+}
+
+/// Lists the policies of a folder, with when each was made.
+fn steps_made(policies: &Path) -> Vec<(u64, SystemTime)> {
+    let entries = std::fs::read_dir(policies).into_iter().flatten().filter_map(Result::ok);
+    let made = entries.filter_map(|entry| {
         let name = entry.file_name();
-        let step: u64 = name.to_str()?.strip_prefix("step-")?.parse().ok()?;
-        let age = entry.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default();
-        (age <= WINDOW).then(|| steps.get(&step).copied().unwrap_or_default())
+        let step = name.to_str()?.strip_prefix("step-")?.parse().ok()?;
+        Some((step, entry.metadata().ok()?.modified().ok()?))
     });
-    per_minute(fresh.sum())
+    made.collect()
 }
 
 /// Returns the stages of which a run has no folder.

@@ -4,12 +4,14 @@ mod serve;
 mod weights;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use super::run::SHIP;
 use super::{EnginePlan, Error, Kind, Origin, Plan, Process, Run, STAGES, Serves};
+use crate::store::Address;
 
 /// Where `oclaw serve` listens unless it is told.
 const FRONT: &str = "127.0.0.1:30000";
@@ -85,7 +87,7 @@ pub fn children(plan: &Plan, wishes: &Wishes, given: Given<'_>) -> Result<Vec<Ch
     let mut found: Vec<Child> =
         plan.engines.iter().map(|(name, it)| cast.engine(name, it)).collect();
     found.push(cast.serve()?);
-    for hop in wishes.run.hops(&wishes.without) {
+    for hop in wishes.run.hops(&wishes.without).into_iter().filter(|hop| hop.stage != SHIP) {
         let folders = [path(&hop.from)?, path(&hop.into)?];
         let mut argv = cast.command(hop.stage);
         let words: &[&str] = match hop.stage {
@@ -133,7 +135,7 @@ pub fn policy_engines(plan: &Plan, given: Given<'_>) -> Vec<String> {
     }
 }
 
-fn path(path: &std::path::Path) -> Result<String, Error> {
+fn path(path: &Path) -> Result<String, Error> {
     path.to_str().map(str::to_owned).ok_or_else(|| Error::Wanting {
         problem: format!("`{}` is no name that can be passed on", path.display()),
     })
@@ -146,19 +148,29 @@ struct Cast<'a> {
 }
 
 impl Cast<'_> {
-    /// Chats are recorded on the disk of whoever serves them, and what has become of
-    /// each turn is read off folders: stages that look into a bucket would find nothing.
+    /// Chats are recorded on a disk, whose folder is the run's. Shards and policies
+    /// may go to an object store from there.
     fn check_run(&self) -> Result<(), Error> {
-        match self.wishes.run.folder.to_str().and_then(|run| run.split_once("://")) {
+        let wanting = |problem: &str| Err(Error::Wanting { problem: problem.to_owned() });
+        let run = &self.wishes.run;
+        if let Some((scheme, _)) = run.folder.to_str().and_then(|run| run.split_once("://")) {
             // What follows may hold a password.
-            Some((scheme, _)) => Err(Error::Wanting {
-                problem: format!(
-                    "`run` is to be a folder of a file system, not of an object store \
-                     (`{scheme}://`): `[serve] ship` copies its turns to one, where each stage \
-                     can be run by itself"
-                ),
-            }),
-            None => Ok(()),
+            return wanting(&format!(
+                "`run` is to be a folder of a file system, not of an object store \
+                 (`{scheme}://`), which is `store`"
+            ));
+        }
+        let Some(store) = &run.store else { return Ok(()) };
+        match Address::of(Path::new(store)) {
+            Ok(Some(_)) if self.given("serve", &["ship"]) => wanting(
+                "`[serve] ship` and `[loop] store` both say where turns go: leave `ship` out",
+            ),
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => wanting(
+                "`store` is to be of an object store, as in `s3://BUCKET/FOLDER`; a folder that \
+                 machines share is `run` itself",
+            ),
+            Err(error) => wanting(&error.to_string()),
         }
     }
 
@@ -199,7 +211,12 @@ impl Cast<'_> {
     /// Returns the command of a subcommand.
     fn command(&self, name: &str) -> Vec<String> {
         let Wishes { program, config, .. } = self.wishes;
-        [program, name, "--config", config].map(str::to_owned).to_vec()
+        let mut argv = [program, name, "--config", config].map(str::to_owned).to_vec();
+        if self.wishes.run.store.is_some() && !self.given("", &["object-cache"]) {
+            let copies = self.wishes.run.copies().display().to_string();
+            argv.extend(["--object-cache".to_owned(), copies]);
+        }
+        argv
     }
 
     fn child(&self, name: &str, tier: Tier, argv: Vec<String>) -> Child {
@@ -337,6 +354,12 @@ impl Cast<'_> {
         }
         let student = given("policy").or_else(|| given("student"));
         if given("topk").is_some_and(|topk| topk != "0") && student.is_none() {
+            if self.wishes.run.store.is_some() {
+                let problem = "`[teacher-lp] topk` asks the newest policy, which is in the \
+                               `store`: name an engine that serves it, `[teacher-lp] student = \
+                               URL`";
+                return Err(Error::Wanting { problem: problem.to_owned() });
+            }
             flag("policy", path(&self.wishes.run.policy())?);
         }
         Ok(words)

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 pub struct Run {
     /// The folder itself.
     pub folder: PathBuf,
+    /// The folder of an object store by which the stages meet instead.
+    pub store: Option<String>,
 }
 
 /// A stage with the folders before and behind it.
@@ -20,6 +22,9 @@ pub struct Hop {
     pub into: PathBuf,
 }
 
+/// What `oclaw serve` does besides where the stages meet in an object store.
+pub(super) const SHIP: &str = "ship";
+
 /// The stages that turn shards into shards, with what they make.
 const SHARDS: [(&str, &str); 4] =
     [("judge", "judged"), ("hint", "hinted"), ("teacher-lp", "taught"), ("advantage", "ready")];
@@ -27,7 +32,27 @@ const SHARDS: [(&str, &str); 4] =
 impl Run {
     /// Names a folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into() }
+        Self { folder: folder.into(), store: None }
+    }
+
+    /// Names the folder of an object store for shards and policies. The spool, logs
+    /// and what the loop itself keeps stay in the folder.
+    pub fn with_store(self, store: Option<String>) -> Self {
+        let store = store.map(|url| url.trim_end_matches('/').to_owned());
+        Self { store, ..self }
+    }
+
+    /// Returns where stages find a folder.
+    fn place(&self, name: &str) -> PathBuf {
+        match &self.store {
+            Some(url) => Path::new(url).join(name),
+            None => self.folder.join(name),
+        }
+    }
+
+    /// Returns the folder of what was copied from the store.
+    pub fn copies(&self) -> PathBuf {
+        self.folder.join("objects")
     }
 
     /// Returns the spool.
@@ -37,7 +62,7 @@ impl Run {
 
     /// Returns the folder of the policies.
     pub fn policy(&self) -> PathBuf {
-        self.folder.join("policy")
+        self.place("policy")
     }
 
     /// Returns the file of the training metrics.
@@ -65,8 +90,13 @@ impl Run {
         let runs = |stage: &str| !without.iter().any(|left_out| left_out == stage);
         let mut from = self.turns();
         let mut hops = Vec::new();
+        if self.store.is_some() {
+            let into = self.place("turns");
+            hops.push(Hop { stage: SHIP, from, into: into.clone() });
+            from = into;
+        }
         for (stage, into) in SHARDS.into_iter().filter(|(stage, _)| runs(stage)) {
-            let into = self.folder.join(into);
+            let into = self.place(into);
             hops.push(Hop { stage, from: from.clone(), into: into.clone() });
             from = into;
         }

@@ -14,6 +14,9 @@ use crate::health::{self, Evidence, Step, Survey};
 pub struct Status {
     /// The folder of the run.
     pub run: String,
+    /// The object store by which its stages meet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
     /// When this was, in seconds since 1970.
     pub at: u64,
     /// The supervisor's process, if there is one.
@@ -46,9 +49,8 @@ pub struct PolicyStatus {
 }
 
 impl PolicyStatus {
-    /// Looks at the policies of a run.
-    pub fn of(run: &Run, served: BTreeMap<String, Option<String>>) -> Self {
-        let published = super::published(&run.policy());
+    /// Looks at the policies of a run, of which this is the newest.
+    pub fn of(run: &Run, published: Option<u64>, served: BTreeMap<String, Option<String>>) -> Self {
         let steps = steps(run);
         let behind = |version: &Option<String>| {
             let served: u64 = version.as_deref()?.parse().ok()?;

@@ -3,20 +3,14 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use futures_util::stream::{self, StreamExt};
 
+use super::footer::end_of;
 use super::{Error, Object, Store};
 use crate::table::{Shard, Stamp, first_created_at, is_shard};
 
-/// As much of a shard's end is read for its footer, which tells its first time.
-const TAIL: u64 = 64 << 10;
-/// Longest footer that is read for the sake of the order.
-const LONGEST: u64 = 16 << 20;
-/// The two marks and the footer's length: a table has more.
-const SMALLEST: u64 = 12;
 /// So many footers are read at once.
 const AT_ONCE: usize = 16;
 
@@ -94,27 +88,5 @@ impl Feed {
 /// Reads the first time out of a shard's footer. What cannot be read tells none;
 /// whoever does the shard says what is wrong.
 async fn first_of(store: &Store, object: &Object) -> Result<Option<i64>, Error> {
-    let size = object.size;
-    if size < SMALLEST {
-        return Ok(None);
-    }
-    let mut wanted = TAIL.min(size);
-    loop {
-        let tail = match store.part(object, size - wanted..size).await {
-            Ok(tail) => tail,
-            Err(error @ Error::Away { .. }) => return Err(error),
-            Err(_) => return Ok(None),
-        };
-        let Some([footer @ .., _, _, _, _]) = tail.last_chunk::<8>() else { return Ok(None) };
-        let footer = u64::from(u32::from_le_bytes(*footer)) + 8;
-        if footer > wanted && footer <= LONGEST.min(size) {
-            wanted = footer;
-            continue;
-        }
-        // A file of the shard's length with nothing but its end.
-        let Ok(file) = tempfile::tempfile() else { return Ok(None) };
-        let written =
-            file.set_len(size).and_then(|()| file.write_all_at(&tail, size - tail.len() as u64));
-        return Ok(written.ok().and_then(|()| first_created_at(file)));
-    }
+    Ok(end_of(store, object).await?.and_then(first_created_at))
 }

@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -156,6 +157,16 @@ pub fn first_created_at(file: File) -> Option<i64> {
 pub fn turn_ids(file: File) -> Option<Vec<String>> {
     let parquet = ParquetFile::open("a shard", Arc::new(file)).ok()?;
     parquet.turn_ids().ok()?
+}
+
+/// Returns how many rows a shard has by its footer.
+pub fn row_count(file: File) -> Option<u64> {
+    Some(ParquetFile::open("a shard", Arc::new(file)).ok()?.row_count())
+}
+
+/// Returns where the turn ids of a shard are in its file, by its footer.
+pub fn place_of_ids(file: File) -> Option<Vec<Range<u64>>> {
+    ParquetFile::open("a shard", Arc::new(file)).ok()?.place_of_ids()
 }
 
 /// A folder that this process alone puts shards into. The system ends the claim

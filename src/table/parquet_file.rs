@@ -6,6 +6,7 @@ use std::any::Any;
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};
@@ -84,6 +85,22 @@ impl ParquetFile {
             ids.extend(texts.iter().flatten().map(str::to_owned));
         }
         Ok(Some(ids))
+    }
+
+    pub(super) fn row_count(&self) -> u64 {
+        self.builder.metadata().row_groups().iter().map(|it| it.num_rows().unsigned_abs()).sum()
+    }
+
+    /// Returns where the column `turn_id` is, group by group.
+    pub(super) fn place_of_ids(&self) -> Option<Vec<Range<u64>>> {
+        let column = self.place("turn_id")?;
+        let places = self.builder.metadata().row_groups().iter().map(|group| {
+            let chunk = group.column(column);
+            let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
+            let start = u64::try_from(start).ok()?;
+            Some(start..start.checked_add(u64::try_from(chunk.compressed_size()).ok()?)?)
+        });
+        places.collect()
     }
 
     fn place(&self, name: &str) -> Option<usize> {

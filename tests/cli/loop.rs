@@ -12,6 +12,8 @@ mod ray;
 mod refusals;
 mod slurm;
 mod stages;
+#[cfg(feature = "torch")]
+mod store;
 mod terminal;
 #[cfg(feature = "torch")]
 mod whole;
@@ -37,6 +39,8 @@ pub(super) struct Loop {
     pub(super) front: String,
     #[cfg(feature = "torch")]
     pub(super) engine: String,
+    /// What the loop finds in its environment.
+    env: Vec<(String, String)>,
 }
 
 impl Loop {
@@ -53,6 +57,7 @@ impl Loop {
             front,
             #[cfg(feature = "torch")]
             engine,
+            env: Vec::new(),
         }
     }
 
@@ -63,6 +68,7 @@ impl Loop {
     pub(super) fn command(&self) -> assert_cmd::Command {
         let mut command = oclaw();
         command.args(["loop", "oclaw.toml"]).current_dir(self.folder.path());
+        command.envs(self.env.clone());
         command
     }
 
@@ -74,6 +80,7 @@ impl Loop {
     pub(super) fn status(&self) -> Value {
         let mut command = oclaw();
         command.args(["loop", "--status", "run"]).current_dir(self.folder.path());
+        command.envs(self.env.clone());
         let output = command.output().unwrap();
         serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))

@@ -1,7 +1,7 @@
 //! Stages over an object store: against a store that fails as it is told, and,
 //! where `.ci/run` has installed one, against a real S3-compatible server.
 
-mod real;
+pub(super) mod real;
 #[cfg(feature = "torch")]
 mod policies;
 mod ship;
@@ -19,6 +19,18 @@ use crate::forge::{captured, write};
 use crate::harness::fake_s3::FakeS3;
 use crate::harness::oclaw;
 
+/// What a process finds in its environment to reach a store.
+pub(super) fn settings(endpoint: &str) -> Vec<(String, String)> {
+    let settings = [
+        ("AWS_ENDPOINT", endpoint),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", "key-id"),
+        ("AWS_SECRET_ACCESS_KEY", "very-secret"),
+    ];
+    settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+}
+
 /// A bucket, and a folder of this machine.
 struct Cloud {
     endpoint: String,
@@ -31,14 +43,7 @@ impl Cloud {
     }
 
     fn settings(&self) -> Vec<(String, String)> {
-        let settings = [
-            ("AWS_ENDPOINT", self.endpoint.as_str()),
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_ACCESS_KEY_ID", "key-id"),
-            ("AWS_SECRET_ACCESS_KEY", "very-secret"),
-        ];
-        settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+        settings(&self.endpoint)
     }
 
     fn command(&self, arguments: &[&str]) -> assert_cmd::Command {

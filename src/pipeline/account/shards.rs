@@ -10,14 +10,16 @@ use std::time::SystemTime;
 use arrow::array::{Array, AsArray, RecordBatch};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::file::reader::ChunkReader;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::pipeline::Error;
+use crate::store::Counted;
 use crate::table::{shard_names, turn_ids};
 
 /// The shards of a folder, with when each was written.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct Folder {
     shards: BTreeMap<OsString, Option<SystemTime>>,
 }
@@ -36,6 +38,11 @@ impl Folder {
             (name, written)
         });
         Ok(Self { shards: dated.collect() })
+    }
+
+    /// Makes one of what a store lists.
+    pub(super) fn of(shards: impl Iterator<Item = (OsString, Option<SystemTime>)>) -> Self {
+        Self { shards: shards.collect() }
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &OsStr> {
@@ -59,19 +66,53 @@ impl Folder {
 pub(super) struct Shards {
     rows: HashMap<PathBuf, (Mark, u64)>,
     ids: HashMap<PathBuf, (Mark, Vec<u128>)>,
+    /// Those of a store, by their address: they are counted when it is looked at.
+    listed: HashMap<PathBuf, Mark>,
 }
 
 /// Tells a file from another that takes its name.
-type Mark = (u64, Option<SystemTime>);
+pub(super) type Mark = (u64, Option<SystemTime>);
 
 fn mark(facts: &Metadata) -> Mark {
     (facts.len(), facts.modified().ok())
 }
 
 impl Shards {
+    /// Takes what a store lists from now on.
+    pub(super) fn list(&mut self, listed: HashMap<PathBuf, Mark>) {
+        self.listed = listed;
+    }
+
+    /// Takes what a shard of a store tells.
+    pub(super) fn note(&mut self, path: PathBuf, mark: Mark, counted: Counted) {
+        if let Some(ids) = counted.turn_ids {
+            let ids = ids.iter().map(|text| id(text)).collect();
+            self.ids.insert(path.clone(), (mark, ids));
+        }
+        self.rows.insert(path, (mark, counted.rows));
+    }
+
+    /// Whether a shard of a store has told its rows, and its turns if they are wanted.
+    pub(super) fn knows(&self, path: &Path, mark: Mark, ids: bool) -> bool {
+        self.rows.get(path).is_some_and(|(then, _)| *then == mark)
+            && (!ids || self.ids.get(path).is_some_and(|(then, _)| *then == mark))
+    }
+
+    /// Returns when a shard was written.
+    pub(super) fn written(&self, path: &Path) -> Option<SystemTime> {
+        self.mark(path)?.1
+    }
+
+    fn mark(&self, path: &Path) -> Option<Mark> {
+        match self.listed.get(path) {
+            Some(mark) => Some(*mark),
+            None => Some(mark(&fs::metadata(path).ok()?)),
+        }
+    }
+
     /// Returns how many rows a shard has, if it can be read.
     pub(super) fn rows(&mut self, path: &Path) -> Option<u64> {
-        let now = mark(&fs::metadata(path).ok()?);
+        let now = self.mark(path)?;
         if let Some((_, rows)) = self.rows.get(path).filter(|(then, _)| *then == now) {
             return Some(*rows);
         }
@@ -83,7 +124,11 @@ impl Shards {
 
     /// Returns the turns of a shard, if it can be read.
     pub(super) fn ids(&mut self, path: &Path) -> Option<&[u128]> {
-        let now = mark(&fs::metadata(path).ok()?);
+        let now = self.mark(path)?;
+        if self.listed.contains_key(path) {
+            let known = self.ids.get(path).filter(|(then, _)| *then == now);
+            return known.map(|(_, ids)| ids.as_slice());
+        }
         if self.ids.get(path).is_none_or(|(then, _)| *then != now) {
             let ids = turn_ids(File::open(path).ok()?)?.iter().map(|text| id(text)).collect();
             self.ids.insert(path.to_owned(), (now, ids));
@@ -136,10 +181,23 @@ impl Ledger {
             return Ok(());
         }
         let path = policy.join("oclaw/ledger.parquet");
+        let file = File::open(&path).map_err(|error| Error::file(&path, error))?;
+        *self = Self::read(file, policy)?;
+        Ok(())
+    }
+
+    /// Whether it is that of a policy.
+    pub(super) fn is_of(&self, policy: &Path) -> bool {
+        self.policy == policy
+    }
+
+    /// Reads the ledger of a policy.
+    pub(super) fn read(file: impl ChunkReader + 'static, policy: PathBuf) -> Result<Self, Error> {
+        let path = policy.join("oclaw/ledger.parquet");
         let failed = |reason: String| Error::file(&path, io::Error::other(reason));
         let mut fresh = Self { policy, ..Self::default() };
         let mut places: HashMap<String, u32> = HashMap::new();
-        for batch in read(&path, &["turn_id", "outcome", "reason"]).map_err(failed)? {
+        for batch in columns(file, &["turn_id", "outcome", "reason"]).map_err(failed)? {
             let column = |name: &str| batch.column_by_name(name)?.as_string_opt::<i32>().cloned();
             let (Some(ids), Some(outcomes), Some(reasons)) =
                 (column("turn_id"), column("outcome"), column("reason"))
@@ -157,8 +215,7 @@ impl Ledger {
                 fresh.turns.insert(id(ids.value(row)), place);
             }
         }
-        *self = fresh;
-        Ok(())
+        Ok(fresh)
     }
 
     /// Returns what became of a turn.
@@ -171,9 +228,8 @@ impl Ledger {
 }
 
 /// Reads some columns of a file.
-fn read(path: &Path, columns: &[&str]) -> Result<Vec<RecordBatch>, String> {
+fn columns(file: impl ChunkReader + 'static, columns: &[&str]) -> Result<Vec<RecordBatch>, String> {
     let told = |error: &dyn std::fmt::Display| error.to_string();
-    let file = File::open(path).map_err(|error| told(&error))?;
     let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| told(&error))?;
     let mask = ProjectionMask::columns(reader.parquet_schema(), columns.iter().copied());
     let reader = reader.with_projection(mask).build().map_err(|error| told(&error))?;

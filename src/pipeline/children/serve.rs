@@ -1,5 +1,6 @@
 //! The process that chats are sent to.
 
+use super::super::run::SHIP;
 use super::super::{Child, Error, Serves};
 use super::{Cast, FRONT, SERVE_TIMEOUT, Tier, front, path, policy_engines};
 
@@ -23,6 +24,10 @@ impl Cast<'_> {
         let listen = (self.given)("serve", "listen").unwrap_or_else(|| FRONT.to_owned());
         let spool = path(&self.wishes.run.turns())?;
         argv.extend(["--listen".to_owned(), listen, "--spool".to_owned(), spool]);
+        let ship = self.wishes.run.hops(&[]).into_iter().find(|hop| hop.stage == SHIP);
+        if let Some(hop) = ship {
+            argv.extend(["--ship".to_owned(), path(&hop.into)?]);
+        }
         let mut child = self.child("serve", Tier::Serve, argv);
         child.ready = Some((format!("{front}/readyz"), SERVE_TIMEOUT));
         child.vital = true;

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::{Bench, free_port};
 use crate::harness::fake_engine::{FakeEngine, Reply};
+use crate::harness::fake_s3::FakeS3;
 
 #[test]
 fn devices_are_there_and_each_for_one() {
@@ -121,6 +122,24 @@ fn devices_are_counted_by_nvidias_program() {
     let output = command.assert().code(2).get_output().clone();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("`[train]` has no device 2: there are 0, 1"), "{said}");
+}
+
+#[test]
+fn a_store_must_answer() {
+    let (bench, fake) = (Bench::new(), FakeS3::start());
+    let text = format!("{}[loop]\nstore = \"s3://bucket/run\"\n", bench.well());
+    let settings = crate::cli::stores::settings(&fake.endpoint);
+    let mut env: Vec<_> = settings.iter().map(|(name, value)| (&**name, &**value)).collect();
+    env.push(("NO_PROXY", "127.0.0.1"));
+    let check = || bench.check_with(&text, &[], &env);
+    check().says(0, "store", "ok", &["s3://bucket/run", "answers"]);
+    fake.say(503);
+    check().says(4, "store", "fail", &["s3://bucket/run", "the store is away"]);
+    fake.say(403);
+    check().says(2, "store", "fail", &["the store refuses it", "come from the environment"]);
+    let without = bench.well();
+    let folder = format!("{without}[loop]\nstore = \"shared/run\"\n");
+    bench.check(&folder, &[]).says(2, "settings", "fail", &["`store` is to be of an object store"]);
 }
 
 #[test]

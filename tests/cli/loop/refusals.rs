@@ -32,6 +32,13 @@ fn what_cannot_work_is_refused_before_anything_starts() {
             &["--run", "s3://chats/run"],
             "`run` is to be a folder of a file system, not of an object store (`s3://`)",
         ),
+        (SERVE, &["--store", "/shared"], "`store` is to be of an object store, as in `s3://"),
+        (SERVE, &["--store", "s3://me:very-secret@chats/run"], "`s3://…@chats/run`: keys are no"),
+        (
+            "[serve]\nengine = \"http://127.0.0.1:1\"\nship = \"s3://chats/turns\"\n",
+            &["--store", "s3://chats/run"],
+            "`[serve] ship` and `[loop] store` both say where turns go: leave `ship` out",
+        ),
         (
             "[serve]\nengine = \"http://127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\n",
             &[],
@@ -55,6 +62,7 @@ fn what_cannot_work_is_refused_before_anything_starts() {
     ] {
         let said = refused(config, further);
         assert!(said.contains(words), "{config}: {said}");
+        assert!(!said.contains("very-secret"), "{said}");
     }
     let folder = tempfile::tempdir().unwrap();
     let output = oclaw().arg("loop").current_dir(folder.path()).assert().code(2);

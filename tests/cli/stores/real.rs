@@ -10,15 +10,15 @@ use oclaw::store::Error;
 use super::{Cloud, read, talk};
 use crate::harness::root;
 
-struct Server {
+pub(in crate::cli) struct Server {
     child: Child,
-    endpoint: String,
+    pub(in crate::cli) endpoint: String,
 }
 
 impl Server {
     /// Starts one, if it is installed, with an empty bucket.
     #[expect(clippy::print_stdout, reason = "what is skipped is said")]
-    fn start() -> Option<Self> {
+    pub(in crate::cli) fn start() -> Option<Self> {
         let packages = root().join("target/tools/moto");
         if !packages.join("moto").is_dir() {
             println!("skipped: no S3 server in target/tools/moto (`.ci/run` installs it)");

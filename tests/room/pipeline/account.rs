@@ -1,5 +1,7 @@
 //! What has become of every turn, read off the folders.
 
+mod cloud;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;

@@ -13,11 +13,15 @@ fn refused(config: &str) -> String {
 }
 
 fn cast_or_not(config: &str, without: &[&str]) -> Result<Vec<Child>, Error> {
+    cast_at(Run::new("run"), config, without)
+}
+
+fn cast_at(run: Run, config: &str, without: &[&str]) -> Result<Vec<Child>, Error> {
     let plan = Plan::parse(config, |_| Ok(Duration::from_secs(1))).unwrap();
     let wishes = Wishes {
         program: "oclaw".to_owned(),
         config: "oclaw.toml".to_owned(),
-        run: Run::new("run"),
+        run,
         without: without.iter().map(|stage| (*stage).to_owned()).collect(),
         weight_sync_interval: 2,
         train_when_idle: Some("10m".to_owned()),
@@ -203,4 +207,33 @@ fn other_settings_make_another_process() {
     assert_eq!(digest(NODE, "judge"), digest(&longer, "judge"));
     let seeded = format!("seed = 3\n{NODE}");
     assert_ne!(digest(NODE, "engine-prm"), digest(&seeded, "engine-prm"));
+}
+
+/// The spool stays where it is; the way of a turn from there is that of the folders.
+#[test]
+fn stages_meet_in_a_store() {
+    let run = || Run::new("run").with_store(Some("s3://chats/run/".to_owned()));
+    let config = format!("{NODE}[judge]\nrules = \"\"\n[hint]\nfrom-feedback = true\n");
+    let children = cast_at(run(), &config, &[]).unwrap();
+    for (name, told) in [
+        ("serve", "--spool run/turns --ship s3://chats/run/turns"),
+        ("judge", "--follow s3://chats/run/turns -o s3://chats/run/judged"),
+        ("hint", "--follow s3://chats/run/judged -o s3://chats/run/hinted"),
+        ("teacher-lp", "--follow s3://chats/run/hinted -o s3://chats/run/taught"),
+        ("advantage", "--follow s3://chats/run/taught -o s3://chats/run/ready"),
+        ("train", "--follow s3://chats/run/ready --out s3://chats/run/policy"),
+        ("train", "--metrics run/metrics.jsonl"),
+        ("train", "--spool run/turns"),
+        ("sync-weights", "--follow s3://chats/run/policy"),
+        ("judge", "--object-cache run/objects"),
+    ] {
+        let words = words(&children, name);
+        assert!(words.contains(told), "{told}: {words}");
+    }
+    let own = format!("object-cache = \"/fast\"\n{config}");
+    let children = cast_at(run(), &own, &[]).unwrap();
+    assert!(!words(&children, "judge").contains("--object-cache"));
+    let asking = format!("{config}[teacher-lp]\ntopk = 4\n");
+    let told = cast_at(run(), &asking, &[]).unwrap_err().to_string();
+    assert!(told.contains("`[teacher-lp] student = URL`"), "{told}");
 }

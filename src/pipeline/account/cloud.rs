@@ -1,0 +1,187 @@
+//! The folders of a store as they were at its last look: each is listed anew, a
+//! shard is asked once.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use futures_util::stream::{self, StreamExt};
+
+use super::WINDOW;
+use super::shards::{Folder, Ledger, Mark, Shards};
+use crate::pipeline::{Error, Hop};
+use crate::store::{Object, Policies, Store, count};
+use crate::table::is_shard;
+
+/// So many shards are asked at once.
+const AT_ONCE: usize = 16;
+/// What a whole policy has.
+const MANIFEST: &str = "oclaw/files.json";
+
+/// What a store told last.
+#[derive(Debug)]
+pub(super) struct Cloud {
+    store: Store,
+    folders: HashMap<PathBuf, Seen>,
+    latest: Option<u64>,
+    /// The policies, with when each was made, by their names.
+    made: BTreeMap<String, Option<SystemTime>>,
+    looked: bool,
+}
+
+/// A folder of shards.
+#[derive(Debug, Default)]
+struct Seen {
+    shards: Folder,
+    given_up: HashSet<OsString>,
+}
+
+/// A shard to be asked.
+struct Asked {
+    path: PathBuf,
+    folder: Store,
+    object: Object,
+    /// Whether its turns are wanted too.
+    ids: bool,
+}
+
+impl Cloud {
+    pub(super) fn new(store: Store) -> Self {
+        let (folders, made) = (HashMap::new(), BTreeMap::new());
+        Self { store, folders, latest: None, made, looked: false }
+    }
+
+    pub(super) fn has_looked(&self) -> bool {
+        self.looked
+    }
+
+    pub(super) fn folder(&self, folder: &Path) -> Folder {
+        self.folders.get(folder).map(|seen| seen.shards.clone()).unwrap_or_default()
+    }
+
+    pub(super) fn given_up(&self, folder: &Path) -> HashSet<OsString> {
+        self.folders.get(folder).map(|seen| seen.given_up.clone()).unwrap_or_default()
+    }
+
+    pub(super) fn published(&self) -> Option<u64> {
+        self.latest
+    }
+
+    pub(super) fn steps_made(&self) -> Vec<(u64, SystemTime)> {
+        self.made.iter().filter_map(|(name, at)| Some((step(name)?, (*at)?))).collect()
+    }
+
+    /// Looks at every folder, each before those that it flows into, and at the newest
+    /// policy last. What was seen before stays as it is until all of it has told.
+    pub(super) async fn look(
+        &mut self,
+        hops: &[Hop],
+        shards: &mut Shards,
+        ledger: &mut Ledger,
+    ) -> Result<(), Error> {
+        let mut folders = HashMap::new();
+        let mut listed = HashMap::new();
+        let mut asked: Vec<Asked> = Vec::new();
+        for hop in hops.iter().filter(|hop| hop.stage != "train") {
+            let folder = self.inside(&hop.into);
+            let (mut objects, inside) = folder.list().await?;
+            objects.retain(|object| is_shard(object.name.as_ref()));
+            let given_up = given_up(&folder, &inside).await?;
+            // What has gone on is counted there.
+            let fresh = |one: &Asked| written(&one.object) >= SystemTime::now().checked_sub(WINDOW);
+            let gone: HashSet<&str> = objects.iter().map(|object| object.name.as_str()).collect();
+            asked.retain(|one| !gone.contains(one.object.name.as_str()) || fresh(one));
+            let ids = hops.iter().any(|next| next.stage == "train" && next.from == hop.into);
+            let names = objects.iter().map(|it| (OsString::from(&it.name), written(it)));
+            let seen = Seen { shards: Folder::of(names), given_up };
+            for object in objects {
+                let path = hop.into.join(&object.name);
+                listed.insert(path.clone(), mark(&object));
+                if !shards.knows(&path, mark(&object), ids) {
+                    asked.push(Asked { path, folder: folder.clone(), object, ids });
+                }
+            }
+            folders.insert(hop.into.clone(), seen);
+        }
+        ask(asked, shards).await?;
+        if let Some(hop) = hops.iter().find(|hop| hop.stage == "train") {
+            folders.insert(hop.into.clone(), self.look_at_policies(hop, ledger).await?);
+        }
+        shards.list(listed);
+        (self.folders, self.looked) = (folders, true);
+        Ok(())
+    }
+
+    async fn look_at_policies(&mut self, hop: &Hop, ledger: &mut Ledger) -> Result<Seen, Error> {
+        let folder = self.inside(&hop.into);
+        let (_, inside) = folder.list().await?;
+        let given_up = given_up(&folder, &inside).await?;
+        self.made.retain(|name, _| inside.contains(name));
+        for name in inside.iter().filter(|name| step(name).is_some()) {
+            // One that is not whole yet is asked again.
+            if self.made.get(name).is_none_or(Option::is_none) {
+                let whole = folder.inside(name).look(MANIFEST).await?;
+                self.made.insert(name.clone(), whole.as_ref().and_then(written));
+            }
+        }
+        if let Some(name) = Policies::new(folder.clone()).latest().await? {
+            let policy = hop.into.join(&name);
+            if !ledger.is_of(&policy) {
+                let told = folder.inside(&name).read("oclaw/ledger.parquet").await?;
+                let bytes = told.ok_or_else(|| {
+                    Error::file(policy.join("oclaw/ledger.parquet"), io::ErrorKind::NotFound.into())
+                })?;
+                *ledger = Ledger::read(bytes, policy)?;
+            }
+            self.latest = step(&name);
+        }
+        Ok(Seen { given_up, ..Seen::default() })
+    }
+
+    fn inside(&self, folder: &Path) -> Store {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        self.store.inside(&name)
+    }
+}
+
+/// Asks shards for their rows, and notes each as soon as it has told.
+async fn ask(asked: Vec<Asked>, shards: &mut Shards) -> Result<(), Error> {
+    let told = stream::iter(asked).map(async |one| {
+        let counted = count(&one.folder, &one.object, one.ids).await?;
+        Ok::<_, Error>((one.path, mark(&one.object), counted))
+    });
+    let mut told = std::pin::pin!(told.buffer_unordered(AT_ONCE));
+    while let Some(told) = told.next().await {
+        // What cannot be read is counted as that.
+        if let (path, mark, Some(counted)) = told? {
+            shards.note(path, mark, counted);
+        }
+    }
+    Ok(())
+}
+
+/// Lists the shards that a stage has given up.
+async fn given_up(folder: &Store, inside: &[String]) -> Result<HashSet<OsString>, Error> {
+    if !inside.iter().any(|name| name == "failed") {
+        return Ok(HashSet::new());
+    }
+    let (objects, _) = folder.inside("failed").list().await?;
+    let names = objects.iter().filter_map(|object| object.name.strip_suffix(".json"));
+    Ok(names.map(|name| OsString::from(format!("{name}.parquet"))).collect())
+}
+
+fn mark(object: &Object) -> Mark {
+    (object.size, written(object))
+}
+
+fn written(object: &Object) -> Option<SystemTime> {
+    let since = Duration::from_millis(u64::try_from(object.modified).ok()?);
+    SystemTime::UNIX_EPOCH.checked_add(since)
+}
+
+/// Returns the number of a policy.
+fn step(name: &str) -> Option<u64> {
+    name.strip_prefix("step-")?.parse().ok()
+}
