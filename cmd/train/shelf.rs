@@ -65,7 +65,7 @@ impl Shelf {
                     break;
                 }
             }
-            context.block_on(tokio::time::sleep(pause));
+            context.block_on(async { tokio::time::sleep(pause).await });
             pause = longer(pause);
         }
         let remote =

@@ -107,7 +107,7 @@ fn a_loop_waits_for_a_store_that_is_away() {
     running.hears("the store is away");
     // Who asks gets what the loop itself saw last.
     looped.until("its turns wait in the spool", |status| {
-        status["account"]["pending"]["ship"].as_i64() == Some(2)
+        status["account"]["pending"]["ship"].as_i64() >= Some(2)
     });
     fake.say(0);
     looped.until("they are shipped", |status| {

@@ -81,6 +81,20 @@ fn a_policy_that_could_not_be_published_is_later() {
 }
 
 #[test]
+fn a_trainer_waits_for_a_store_that_is_away_when_it_starts() {
+    let fake = FakeS3::start();
+    let cloud = Cloud::new(&fake.endpoint);
+    fake.put("ready/a.parquet", ready(&cloud, "a", 3));
+    fake.say(503);
+    let mut trainer = Running::start(&training(&cloud, &[]));
+    let line = trainer.hears("the store is away");
+    assert!(line.ends_with(": waiting for it"), "{line}");
+    fake.say(0);
+    trainer.hears("published s3://bucket/policy/step-000001");
+    assert_eq!(trainer.stop().0, Some(0));
+}
+
+#[test]
 fn servers_get_a_checked_copy() {
     let (fake, engine) = (FakeS3::start(), FakeEngine::sglang());
     let cloud = Cloud::new(&fake.endpoint);
