@@ -2,13 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 use oclaw::stage::{Existing, Output, Plan};
-use oclaw::table::{Format, Source, StageLine, Target};
+use oclaw::table::{Format, Source, StageLine, Target, aside_of};
 use oclaw::trajectory::Writer;
 use sha2::{Digest, Sha256};
 use tempfile::TempPath;
@@ -259,12 +258,7 @@ impl Aside {
             Ok(_) => fs::canonicalize(path).with_context(writing)?,
             Err(_) => path.to_owned(),
         };
-        let aside = tempfile::Builder::new()
-            .prefix(".tmp-")
-            // What the umask leaves of it, as for any other file.
-            .permissions(fs::Permissions::from_mode(0o666))
-            .tempfile_in(folder_of(&target))
-            .with_context(writing)?;
+        let aside = aside_of(&target).with_context(writing)?;
         let (file, temporary) = aside.into_parts();
         let place = Some((temporary, target));
         Ok(Self { out: BufWriter::new(file), path: path.to_owned(), place })
@@ -315,6 +309,8 @@ pub(crate) fn write_text(path: Option<&Path>, text: &str) -> anyhow::Result<()> 
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

@@ -7,6 +7,7 @@
 //! early is an error, never a short success. Absent on purpose: what any column
 //! means, beyond its type.
 
+mod aside;
 mod follow;
 mod inputs;
 mod layout;
@@ -20,6 +21,7 @@ mod source;
 mod spool;
 mod stream;
 
+pub use aside::aside_of;
 pub use follow::{
     Claim, Follow, Shard, Stamp, first_created_at, is_shard, place_of_ids, row_count, shard_names,
     turn_ids,

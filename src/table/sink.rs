@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, IsTerminal, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,6 +18,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use tempfile::TempPath;
 
+use super::aside::{aside_of, folder_of, start};
 use super::provenance::USAGE;
 use super::size::{BATCH_BYTES, pieces, weight};
 use super::{Error, Format, Provenance, Target, Usage, layout, parquet_file, stream};
@@ -204,13 +205,6 @@ pub(super) fn check(target: &Target) -> Result<(), Error> {
     }
 }
 
-fn folder_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
-}
-
 /// Takes the name of a temporary file out of an error: nobody asked for that file.
 fn without_name(error: io::Error) -> io::Error {
     match error.to_string().rsplit_once(" at path ") {
@@ -252,16 +246,12 @@ fn open(path: &Path, existing: Existing) -> io::Result<(File, Option<Aside>, For
         Err(_) => path.to_owned(),
     };
     let folder = folder_of(&target);
-    let prefix = match existing {
-        Existing::Replaced => ".tmp-",
-        Existing::Refused => SHARD_ASIDE,
+    let temporary = match existing {
+        Existing::Replaced => aside_of(&target),
+        // Whoever writes shards here next removes what is left of them.
+        Existing::Refused => start(&folder, SHARD_ASIDE),
     };
-    let temporary = tempfile::Builder::new()
-        .prefix(prefix)
-        // What the umask leaves of it, as for any other file.
-        .permissions(fs::Permissions::from_mode(0o666))
-        .tempfile_in(&folder)
-        .map_err(without_name)?;
+    let temporary = temporary.map_err(without_name)?;
     let (file, temporary) = temporary.into_parts();
     UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).insert(temporary.to_path_buf());
     let aside =

@@ -195,10 +195,17 @@ fn killed_and_made_again() {
         child.wait().unwrap();
         fake.release();
         assert!(!output.exists());
+        let unfinished = || {
+            let entries = std::fs::read_dir(bench.folder.path()).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.filter(|name| name.starts_with(".tmp-")).collect::<Vec<_>>()
+        };
+        assert_eq!(unfinished().len(), 1);
 
         let ran = bench.run(stage, &fake, &["--at-once", "1"], 0);
         assert!(ran.talk.contains(&format!("calls {} cache hits 4", all - 4)), "{}", ran.talk);
         assert_eq!(calls(&fake), 5 + all - 4);
+        assert_eq!(unfinished(), [""; 0]);
         assert_eq!(errors(&ran), [None; 5]);
         match stage {
             "judge" => assert_eq!(ran.turns[0].score, Some(1.0)),

@@ -40,6 +40,27 @@ fn a_sink_that_is_dropped_leaves_nothing() {
     assert_eq!(names(folder.path()), [] as [&str; 0]);
 }
 
+/// What a killed writer left goes with the next one of the same file; those who are
+/// alive, and the files of others, stay.
+#[test]
+fn what_a_killed_writer_left_is_removed() {
+    let folder = folder();
+    // As long as a name may be.
+    let name = "n".repeat(255);
+    let path = folder.path().join(&name);
+    let alive = sink(&path, &[captured("a", 1)]);
+    let of = names(folder.path()).remove(0);
+    let (left, other) = (format!("{}left", &of[..of.len() - 6]), ".tmp-of-other-left".to_owned());
+    for name in [&left, &other] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    sink(&path, &[captured("b", 1)]).finish().unwrap();
+    assert_eq!(names(folder.path()), [of, other.clone(), name.clone()]);
+    alive.finish().unwrap();
+    assert_eq!(names(folder.path()), [other, name]);
+    assert_eq!(read_turns(&[path]).unwrap(), [captured("a", 1)]);
+}
+
 #[test]
 fn a_file_is_replaced_at_once_at_the_end() {
     let folder = folder();
