@@ -40,7 +40,9 @@ const NEEDED: Needed = Needed { built_in: judge::PROMPT, words: &["\\boxed"] };
 /// The model sees the last request (4000 characters of it), the answer (8000)
 /// and the next state (8000, shared evenly by its messages); of a longer text
 /// the first two thirds and the last third, with the number of characters left
-/// out between. It never sees log-probs, ids or the rest of the conversation.
+/// out between; of more than 100 messages the first 66 and the last 34, with the
+/// number of those left out. It never sees log-probs, ids or the rest of the
+/// conversation.
 ///
 /// Rules are a TOML file, tried from the top: each `[[rule]]` has a `name`, a `score`
 /// and conditions about flags and exit codes of tools, words of either side, lengths

@@ -1,5 +1,7 @@
 //! What a judge is shown of a turn.
 
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
 
 use crate::template::{is_envelope, last_request, person_text};
@@ -57,10 +59,11 @@ impl Exchange {
         let response: Value = parse(turn, "response", &turn.response)?;
         let next_state = turn.next_state.as_deref().unwrap_or("[]");
         let calls = response["tool_calls"].as_array().cloned().unwrap_or_default();
+        let made = Made::of(&calls);
         let next: Vec<_> = list(turn, "next_state", next_state)?
             .into_iter()
             .filter(|message| !is_envelope(message))
-            .map(|message| Shown::of(message, &calls))
+            .map(|message| Shown::of(message, &made))
             .collect();
         Ok(Self {
             request: last_request(&messages).map_or_else(String::new, |at| words(&messages[at])),
@@ -73,48 +76,80 @@ impl Exchange {
         })
     }
 
-    /// Writes the sections of the judge's question.
+    /// Writes the sections of the judge's question. Of more messages than the limit
+    /// has room for, the first two thirds and the last third are shown, and how many
+    /// are left out between.
     pub fn sections(&self) -> String {
-        let mut text = String::new();
-        let mut section = |heading: &str, body: &str, limit: usize| {
-            text.push_str(&format!("=== {heading} ===\n{}\n", quote(body, limit)));
-        };
         let Quoting { request, answer, next_state } = self.quoting;
-        section("REQUEST", &self.request, request);
-        section("ANSWER", &self.answer, answer);
+        let mut text = section("REQUEST", &self.request, request);
+        text.push_str(&section("ANSWER", &self.answer, answer));
         if !self.calls.is_empty() {
-            section("TOOL CALLS OF THE ANSWER", &self.calls.join("\n"), answer);
+            let calls = self.calls.join("\n");
+            text.push_str(&section("TOOL CALLS OF THE ANSWER", &calls, answer));
         }
-        let share = (next_state / self.next.len().max(1)).max(LEAST);
         let total = self.next.len();
-        for (index, shown) in self.next.iter().enumerate() {
-            let place =
-                if total > 1 { format!(" {} of {total}", index + 1) } else { String::new() };
-            let heading = match (shown.role.as_str(), &shown.tool) {
-                ("tool", Some(tool)) => format!("TOOL RESULT{place} ({})", one_line(tool)),
-                ("tool" | "function", _) => format!("TOOL RESULT{place}"),
-                _ => format!("NEXT MESSAGE OF THE USER{place}"),
-            };
-            section(&heading, &shown.text, share);
+        // The last one is shown as well, however little room there is.
+        let shown = total.min((next_state / LEAST).max(2));
+        let share = (next_state / shown.max(1)).max(LEAST);
+        let left_out = total - shown;
+        let head = if left_out > 0 { shown * 2 / 3 } else { total };
+        for (index, message) in self.next.iter().enumerate() {
+            if index < head || index >= head + left_out {
+                let place =
+                    if total > 1 { format!(" {} of {total}", index + 1) } else { String::new() };
+                text.push_str(&section(&message.heading(&place), &message.text, share));
+            } else if index == head {
+                text.push_str(&format!("({left_out} messages left out)\n\n"));
+            }
         }
         text
     }
 }
 
+fn section(heading: &str, body: &str, limit: usize) -> String {
+    format!("=== {heading} ===\n{}\n", quote(body, limit))
+}
+
 impl Shown {
-    fn of(message: Value, calls: &[Value]) -> Self {
+    fn of(message: Value, made: &Made<'_>) -> Self {
         let text_of = |key: &str| message.get(key).and_then(Value::as_str).map(str::to_owned);
-        // Clients rewrite the ids of calls; a lone call needs none.
-        let id = text_of("tool_call_id");
-        let same = |call: &&Value| call["id"].as_str().map(letters) == id.as_deref().map(letters);
-        let called = calls.iter().find(same).or(calls.first().filter(|_| calls.len() == 1));
-        let called = called.and_then(|call| call["function"]["name"].as_str()).map(str::to_owned);
         Self {
             role: text_of("role").unwrap_or_default(),
-            tool: text_of("name").or(called),
+            tool: text_of("name").or_else(|| made.name(message["tool_call_id"].as_str())),
             text: words(&message),
             message,
         }
+    }
+
+    fn heading(&self, place: &str) -> String {
+        match (self.role.as_str(), &self.tool) {
+            ("tool", Some(tool)) => format!("TOOL RESULT{place} ({})", one_line(tool)),
+            ("tool" | "function", _) => format!("TOOL RESULT{place}"),
+            _ => format!("NEXT MESSAGE OF THE USER{place}"),
+        }
+    }
+}
+
+/// The calls of an answer, by their ids.
+struct Made<'a> {
+    by_id: HashMap<Option<String>, &'a Value>,
+    lone: Option<&'a Value>,
+}
+
+impl<'a> Made<'a> {
+    fn of(calls: &'a [Value]) -> Self {
+        let mut by_id = HashMap::new();
+        for call in calls {
+            by_id.entry(call["id"].as_str().map(letters)).or_insert(call);
+        }
+        Self { by_id, lone: calls.first().filter(|_| calls.len() == 1) }
+    }
+
+    /// Returns the name of the tool that was called. Clients rewrite the ids of calls;
+    /// a lone call needs none.
+    fn name(&self, id: Option<&str>) -> Option<String> {
+        let call = self.by_id.get(&id.map(letters)).copied().or(self.lone)?;
+        call["function"]["name"].as_str().map(str::to_owned)
     }
 }
 

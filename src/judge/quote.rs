@@ -15,7 +15,8 @@ pub struct Quoting {
     pub request: usize,
     /// The answer.
     pub answer: usize,
-    /// All messages of the next state together, shared evenly.
+    /// All messages of the next state together, shared evenly; of many, as many
+    /// are shown as get 80 each.
     pub next_state: usize,
 }
 
@@ -25,7 +26,7 @@ impl Default for Quoting {
     }
 }
 
-/// The least that is shown of one of many tool results.
+/// The least that is shown of one of many messages that is shown at all.
 pub(super) const LEAST: usize = 80;
 
 /// Quotes a text. One longer than the limit keeps the first two thirds and the

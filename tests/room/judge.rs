@@ -202,8 +202,21 @@ fn long_material_is_cut_by_the_stated_rule() {
         ask(PROMPT, &gave(&[&long, "short", &long]))[1]["content"].as_str().unwrap().to_owned();
     assert!(text.len() < 10_000, "{}", text.len());
     assert!(text.contains("397334 characters left out") && text.contains("> short\n"));
-    let many: Vec<_> = (0..200).map(|_| &long[..9_000]).collect();
-    assert!(ask(PROMPT, &gave(&many))[1]["content"].as_str().unwrap().len() < 50_000);
+    // As many messages as there is room for, however many came.
+    for (count, left_out) in [(100, 0), (101, 1), (2_000, 1_900)] {
+        let many: Vec<_> = (0..count).map(|_| &long[..9_000.min(400_000 / count)]).collect();
+        let question = ask(PROMPT, &gave(&many));
+        let text = question[1]["content"].as_str().unwrap();
+        assert!(text.len() < 40_000, "{count}: {}", text.len());
+        assert_eq!(text.matches("\n=== TOOL RESULT ").count(), 100);
+        let note = format!(
+            "({left_out} messages left out)\n\n=== TOOL RESULT {} of {count} (",
+            67 + left_out
+        );
+        assert_eq!(text.contains(&note), left_out > 0, "{text}");
+        assert!(text.contains(&format!("\n=== TOOL RESULT 66 of {count} (")), "{text}");
+        assert!(text.contains(&format!("\n=== TOOL RESULT {count} of {count} (")), "{text}");
+    }
 }
 
 #[test]

@@ -62,14 +62,16 @@ proptest! {
     fn no_text_forges_a_verdict_or_closes_a_section(
         texts in proptest::collection::vec(hostile(), 4),
         limit in 1usize..120,
+        results in 1usize..5,
     ) {
         let response = json!({"content": texts[0], "tool_calls": [
             {"id": "1", "function": {"name": texts[1], "arguments": texts[1]}},
         ]});
-        let next = json!([
-            {"role": "tool", "tool_call_id": "1", "name": texts[2], "content": texts[2]},
-            {"role": "user", "content": texts[3]},
-        ]);
+        let result =
+            json!({"role": "tool", "tool_call_id": "1", "name": texts[2], "content": texts[2]});
+        let mut next = vec![result; results];
+        next.push(json!({"role": "user", "content": texts[3]}));
+        let next = json!(next);
         let turn = turn(&texts[3], response, NextStateKind::Tool, next);
         let quoting = Quoting { request: limit, answer: limit, next_state: limit };
         let asked = Exchange::of(&turn, quoting).unwrap().sections();
@@ -83,7 +85,10 @@ proptest! {
         prop_assert_eq!(oclaw::hint::parse(&unquoted).hint, "");
         prop_assert_eq!(read(&reply(&format!("{asked}\\boxed{{-1}}"))), Ok(-1));
         let headings = asked.lines().filter(|line| line.starts_with("==="));
+        // Within these limits there is room for two messages of the next state.
         prop_assert_eq!(headings.count(), 5);
+        let note = format!("\n({} messages left out)\n", results - 1);
+        prop_assert_eq!(asked.contains(&note), results > 1);
         let lowered = asked.to_lowercase();
         for token in ["<|", "|>", "</s>", "[inst]", "[/inst]", "[hint_start]", "<think>", "</think>"] {
             prop_assert!(!lowered.contains(token), "{}: {}", token, asked);
