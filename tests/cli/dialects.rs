@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::judge::{read, table};
 use crate::harness::fake_engine::{FakeEngine, Reply};
-use crate::harness::oclaw;
+use crate::harness::{oclaw, oclaw_keeping};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -61,6 +61,34 @@ fn sglang() {
     assert_eq!(scores(&turns), ALL);
     assert!(!talk.contains("tells no version"), "{talk}");
     assert!(talk.contains("prompt tokens 27 answer tokens 6"), "{talk}");
+}
+
+/// Weights that change while a file is judged: what the new ones said is no answer of
+/// the old, for nobody who asks these again.
+#[test]
+fn weights_that_change_meanwhile() {
+    let (folder, fake) = (tempfile::tempdir().unwrap(), FakeEngine::start());
+    let message = json!({"role": "assistant", "content": "\\boxed{1}"});
+    let of =
+        |version: &str| answer(message.clone(), ("metadata", json!({"weight_version": version})));
+    let told = json!({"model_path": "/m", "served_model_name": "q", "weight_version": "7"});
+    fake.on("/model_info", [Reply::json(200, told)]).on("/v1/models", [listed("q")]);
+    fake.on(CHAT, [of("7"), of("8")]);
+    let (input, output) = (table(folder.path()), folder.path().join("out.parquet"));
+    let run = || {
+        fake.forget();
+        let ran = oclaw_keeping(folder.path())
+            .args(["judge", "--votes", "1", "--at-once", "1", "--engine", &fake.url(), "-o"])
+            .args([&output, &input])
+            .assert()
+            .success();
+        drop(ran);
+        assert_eq!(scores(&read(&output)), ALL);
+        fake.paths().iter().filter(|path| *path == CHAT).count()
+    };
+    assert_eq!((run(), run()), (3, 2));
+    fake.on(CHAT, [of("7")]);
+    assert_eq!((run(), run()), (2, 0));
 }
 
 #[test]
