@@ -69,10 +69,13 @@ fn no_key_is_told_on_any_route_or_failure() {
     };
     let clients = file("clients", &format!("# people\nann {CLIENT}\nbob {CLIENT}-of-bob\n"));
     let (control, engine) = (file("control", CONTROL), file("engine", ENGINE));
+    let log = folder.path().join("requests.jsonl");
     let (serve, said) = Serve::start_saying(
         &spool,
         &[
             "-vv",
+            "--request-log",
+            &log.display().to_string(),
             "--engine",
             &upstream.url(),
             "--key-file",
@@ -138,6 +141,9 @@ fn no_key_is_told_on_any_route_or_failure() {
     let (code, words) = serve.stop();
     assert_eq!(code, Some(0), "{words}");
     told.push_str(&words);
+    let lines = std::fs::read_to_string(&log).unwrap();
+    assert!(lines.contains("\"client\":\"ann\""), "{lines}");
+    told.push_str(&lines);
     for canary in [CLIENT, CONTROL, ENGINE, MESSAGE, "canary"] {
         assert!(!told.contains(canary), "{canary}: {told}");
     }
