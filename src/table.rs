@@ -23,7 +23,7 @@ mod stream;
 
 pub use aside::aside_of;
 pub use follow::{
-    Claim, Follow, Shard, Stamp, first_created_at, is_shard, place_of_ids, row_count, shard_names,
+    Claim, Follow, Shard, Stamp, first_created_at, is_shard, places, row_count, shard_names, texts,
     turn_ids,
 };
 pub use inputs::Input;

@@ -2,7 +2,9 @@
 //!
 //! Read off the folders themselves and the ledger of the newest policy, so that a
 //! turn that a stage lost shows as lost. Shards have the same name in every folder
-//! and as many rows; how far a turn is, is how far its shard is.
+//! and as many rows; how far a turn is, is how far its shard is. A turn that
+//! `advantage` found nothing to learn from waits for no step: the trainer can only
+//! refuse it.
 
 mod cloud;
 mod shards;
@@ -17,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::{Error, Hop, Run, published};
 use crate::store::Store;
 use cloud::Cloud;
-use shards::{Folder, Ledger, Outcome, Shards};
+use shards::{Folder, Ledger, Outcome, Shards, Turns};
 
 /// Rates are taken over so long.
 const WINDOW: Duration = Duration::from_secs(600);
@@ -29,8 +31,8 @@ pub struct Account {
     pub captured: u64,
     /// Turns that a policy has learned from.
     pub trained: u64,
-    /// Turns that the trainer would not have, by reason, and those whose shard a
-    /// stage has given up (`failed_in_STAGE`).
+    /// Turns that the trainer would not have, or will not, by reason, and those whose
+    /// shard a stage has given up (`failed_in_STAGE`).
     pub refused: BTreeMap<String, u64>,
     /// Turns on their way, by the stage that they wait for.
     pub pending: BTreeMap<String, u64>,
@@ -197,8 +199,8 @@ impl Accountant {
             match self.hops.get(done) {
                 Some(hop) if listed => count.give_up(hop.stage, here),
                 Some(hop) if hop.stage == "train" => {
-                    match self.shards.ids(&at.join(name)) {
-                        Some(ids) => count.trainable((done, written), ids, &self.ledger),
+                    match self.shards.turns(&at.join(name)) {
+                        Some(turns) => count.trainable((done, written), turns, &self.ledger),
                         // Its turns are there; which of them were trained, nobody can say.
                         None => {
                             count.account.unreadable += 1;
@@ -264,12 +266,13 @@ impl Count {
     fn trainable(
         &mut self,
         (index, written): (usize, Option<SystemTime>),
-        ids: &[u128],
+        turns: &Turns,
         ledger: &Ledger,
     ) {
         let mut waiting = 0;
-        for id in ids {
-            match ledger.outcome(*id) {
+        for (place, id) in turns.ids.iter().enumerate() {
+            let silence = turns.silence(place).map(Outcome::Refused);
+            match ledger.outcome(*id).or(silence) {
                 Some(Outcome::Trained) => self.account.trained += 1,
                 Some(Outcome::Refused(reason)) => {
                     *self.account.refused.entry(reason.to_owned()).or_default() += 1;

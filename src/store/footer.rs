@@ -1,11 +1,11 @@
-//! What a shard tells by its end alone, or by its end and its ids: little is read
-//! however large it is.
+//! What a shard tells by its end alone, or by its end and a few columns of texts:
+//! little is read however large it is.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use super::{Error, Object, Store};
-use crate::table::{place_of_ids, row_count, turn_ids};
+use crate::table::{places, row_count, texts};
 
 /// As much of a shard's end is read for its footer, which tells its first time.
 const TAIL: u64 = 64 << 10;
@@ -16,22 +16,25 @@ const SMALLEST: u64 = 12;
 
 /// What a shard tells without being read whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Counted {
+pub struct Counted<const N: usize> {
     /// Its rows.
     pub rows: u64,
-    /// Its turns, if they were asked for.
-    pub turn_ids: Option<Vec<String>>,
+    /// The texts of its columns, row by row, if any were asked for.
+    pub texts: Option<Vec<[Option<String>; N]>>,
 }
 
-/// Counts the rows of a shard, and names its turns if they are wanted. Nothing if
+/// Counts the rows of a shard, and reads some columns if they are wanted. Nothing if
 /// it cannot be read.
-pub async fn count(store: &Store, object: &Object, ids: bool) -> Result<Option<Counted>, Error> {
+pub async fn count<const N: usize>(
+    store: &Store,
+    object: &Object,
+    columns: Option<[&str; N]>,
+) -> Result<Option<Counted<N>>, Error> {
     let Some(file) = end_of(store, object).await? else { return Ok(None) };
     let Some(rows) = file.try_clone().ok().and_then(row_count) else { return Ok(None) };
-    if !ids {
-        return Ok(Some(Counted { rows, turn_ids: None }));
-    }
-    let Some(places) = file.try_clone().ok().and_then(place_of_ids) else { return Ok(None) };
+    let Some(columns) = columns else { return Ok(Some(Counted { rows, texts: None })) };
+    let found = file.try_clone().ok().and_then(|file| places(file, &columns));
+    let Some(places) = found else { return Ok(None) };
     for place in places {
         if place.start > place.end || place.end > object.size {
             return Ok(None);
@@ -45,7 +48,7 @@ pub async fn count(store: &Store, object: &Object, ids: bool) -> Result<Option<C
             return Ok(None);
         }
     }
-    Ok(turn_ids(file).map(|ids| Counted { rows, turn_ids: Some(ids) }))
+    Ok(texts(file, columns).map(|texts| Counted { rows, texts: Some(texts) }))
 }
 
 /// Returns a file of a shard's length with nothing but its end: its footer.

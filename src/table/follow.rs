@@ -155,8 +155,13 @@ pub fn first_created_at(file: File) -> Option<i64> {
 /// Returns the turn ids of a shard, of which that column alone is read. What cannot be
 /// read tells none; whoever does the shard says what is wrong.
 pub fn turn_ids(file: File) -> Option<Vec<String>> {
-    let parquet = ParquetFile::open("a shard", Arc::new(file)).ok()?;
-    parquet.turn_ids().ok()?
+    texts(file, ["turn_id"])?.into_iter().map(|[id]| id).collect()
+}
+
+/// Returns the texts of some columns of a shard, row by row, of which those alone are
+/// read. A column that is not there, or is none of texts, gives nulls.
+pub fn texts<const N: usize>(file: File, columns: [&str; N]) -> Option<Vec<[Option<String>; N]>> {
+    ParquetFile::open("a shard", Arc::new(file)).ok()?.texts(columns).ok()
 }
 
 /// Returns how many rows a shard has by its footer.
@@ -164,9 +169,9 @@ pub fn row_count(file: File) -> Option<u64> {
     Some(ParquetFile::open("a shard", Arc::new(file)).ok()?.row_count())
 }
 
-/// Returns where the turn ids of a shard are in its file, by its footer.
-pub fn place_of_ids(file: File) -> Option<Vec<Range<u64>>> {
-    ParquetFile::open("a shard", Arc::new(file)).ok()?.place_of_ids()
+/// Returns where some columns of a shard are in its file, by its footer.
+pub fn places(file: File, columns: &[&str]) -> Option<Vec<Range<u64>>> {
+    ParquetFile::open("a shard", Arc::new(file)).ok()?.places(columns)
 }
 
 /// A folder that this process alone puts shards into. The system ends the claim

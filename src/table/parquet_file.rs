@@ -71,31 +71,38 @@ impl ParquetFile {
         Ok(Rows { name, reader })
     }
 
-    /// Returns the turn ids of the rows, reading no other column; nothing if there is
-    /// no such column of texts, or a row without one.
-    pub(super) fn turn_ids(self) -> Result<Option<Vec<String>>, Error> {
-        let Some(column) = self.place("turn_id") else { return Ok(None) };
-        let mut ids = Vec::new();
-        let mut rows = self.column_reader(column)?;
+    /// Returns the texts of some columns, row by row, reading no other column. One that
+    /// is not there, or is none of texts, gives nulls.
+    pub(super) fn texts<const N: usize>(
+        self,
+        names: [&str; N],
+    ) -> Result<Vec<[Option<String>; N]>, Error> {
+        let columns: Vec<_> = names.iter().filter_map(|name| self.place(name)).collect();
+        let mut texts = Vec::new();
+        let mut rows = self.columns_reader(columns)?;
         while let Some(batch) = rows.next()? {
-            let texts = batch.column(0).as_string_opt::<i32>();
-            let Some(texts) = texts.filter(|texts| texts.null_count() == 0) else {
-                return Ok(None);
-            };
-            ids.extend(texts.iter().flatten().map(str::to_owned));
+            let columns =
+                names.map(|name| batch.column_by_name(name).and_then(|it| it.as_string_opt::<i32>()));
+            texts.extend((0..batch.num_rows()).map(|row| {
+                columns.map(|column| {
+                    let column = column.filter(|column| column.is_valid(row));
+                    column.map(|column| column.value(row).to_owned())
+                })
+            }));
         }
-        Ok(Some(ids))
+        Ok(texts)
     }
 
     pub(super) fn row_count(&self) -> u64 {
         self.builder.metadata().row_groups().iter().map(|it| it.num_rows().unsigned_abs()).sum()
     }
 
-    /// Returns where the column `turn_id` is, group by group.
-    pub(super) fn place_of_ids(&self) -> Option<Vec<Range<u64>>> {
-        let column = self.place("turn_id")?;
-        let places = self.builder.metadata().row_groups().iter().map(|group| {
-            let chunk = group.column(column);
+    /// Returns where some columns are, group by group; one that is not there is nowhere.
+    pub(super) fn places(&self, names: &[&str]) -> Option<Vec<Range<u64>>> {
+        let columns: Vec<_> = names.iter().filter_map(|name| self.place(name)).collect();
+        let groups = self.builder.metadata().row_groups().iter();
+        let chunks = groups.flat_map(|group| columns.iter().map(|column| group.column(*column)));
+        let places = chunks.map(|chunk| {
             let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
             let start = u64::try_from(start).ok()?;
             Some(start..start.checked_add(u64::try_from(chunk.compressed_size()).ok()?)?)
@@ -108,9 +115,9 @@ impl ParquetFile {
         columns.iter().position(|column| column.path().parts() == [name])
     }
 
-    fn column_reader(self, column: usize) -> Result<Rows, Error> {
+    fn columns_reader(self, columns: Vec<usize>) -> Result<Rows, Error> {
         let (name, builder) = (self.name, self.builder);
-        let mask = ProjectionMask::leaves(builder.parquet_schema(), [column]);
+        let mask = ProjectionMask::leaves(builder.parquet_schema(), columns);
         let reader = guarded(&name, || {
             builder.with_projection(mask).build().map_err(|error| damaged(&name, &error))
         })?;
@@ -133,7 +140,7 @@ impl ParquetFile {
         if let Some(minima) = minima {
             return Ok(minima.into_iter().min());
         }
-        let mut rows = self.column_reader(column)?;
+        let mut rows = self.columns_reader(vec![column])?;
         let mut first = None;
         while let Some(batch) = rows.next()? {
             let instants: &ArrayRef = batch.column(0);

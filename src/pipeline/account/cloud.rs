@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::stream::{self, StreamExt};
 
 use super::WINDOW;
-use super::shards::{Folder, Ledger, Mark, Shards};
+use super::shards::{COLUMNS, Folder, Ledger, Mark, Shards};
 use crate::pipeline::{Error, Hop};
 use crate::store::{Object, Policies, Store, count};
 use crate::table::is_shard;
@@ -44,7 +44,7 @@ struct Asked {
     folder: Store,
     object: Object,
     /// Whether its turns are wanted too.
-    ids: bool,
+    turns: bool,
 }
 
 impl Cloud {
@@ -93,14 +93,14 @@ impl Cloud {
             let fresh = |one: &Asked| written(&one.object) >= SystemTime::now().checked_sub(WINDOW);
             let gone: HashSet<&str> = objects.iter().map(|object| object.name.as_str()).collect();
             asked.retain(|one| !gone.contains(one.object.name.as_str()) || fresh(one));
-            let ids = hops.iter().any(|next| next.stage == "train" && next.from == hop.into);
+            let turns = hops.iter().any(|next| next.stage == "train" && next.from == hop.into);
             let names = objects.iter().map(|it| (OsString::from(&it.name), written(it)));
             let seen = Seen { shards: Folder::of(names), given_up };
             for object in objects {
                 let path = hop.into.join(&object.name);
                 listed.insert(path.clone(), mark(&object));
-                if !shards.knows(&path, mark(&object), ids) {
-                    asked.push(Asked { path, folder: folder.clone(), object, ids });
+                if !shards.knows(&path, mark(&object), turns) {
+                    asked.push(Asked { path, folder: folder.clone(), object, turns });
                 }
             }
             folders.insert(hop.into.clone(), seen);
@@ -149,7 +149,8 @@ impl Cloud {
 /// Asks shards for their rows, and notes each as soon as it has told.
 async fn ask(asked: Vec<Asked>, shards: &mut Shards) -> Result<(), Error> {
     let told = stream::iter(asked).map(async |one| {
-        let counted = count(&one.folder, &one.object, one.ids).await?;
+        let columns = one.turns.then_some(COLUMNS);
+        let counted = count(&one.folder, &one.object, columns).await?;
         Ok::<_, Error>((one.path, mark(&one.object), counted))
     });
     let mut told = std::pin::pin!(told.buffer_unordered(AT_ONCE));

@@ -16,7 +16,10 @@ use uuid::Uuid;
 
 use crate::pipeline::Error;
 use crate::store::Counted;
-use crate::table::{shard_names, turn_ids};
+use crate::table::{shard_names, texts};
+
+/// What is read of a turn.
+pub(super) const COLUMNS: [&str; 3] = ["turn_id", "sample_kind", "sample_reason"];
 
 /// The shards of a folder, with when each was written.
 #[derive(Debug, Default, Clone)]
@@ -65,9 +68,36 @@ impl Folder {
 #[derive(Debug, Default)]
 pub(super) struct Shards {
     rows: HashMap<PathBuf, (Mark, u64)>,
-    ids: HashMap<PathBuf, (Mark, Vec<u128>)>,
+    turns: HashMap<PathBuf, (Mark, Turns)>,
     /// Those of a store, by their address: they are counted when it is looked at.
     listed: HashMap<PathBuf, Mark>,
+}
+
+/// The turns of a shard.
+#[derive(Debug)]
+pub(super) struct Turns {
+    pub(super) ids: Vec<u128>,
+    /// Why those have nothing to learn from that have not, by their places.
+    silent: BTreeMap<usize, String>,
+}
+
+impl Turns {
+    /// Reads the columns. A turn without an id could be any.
+    fn of(rows: Vec<[Option<String>; 3]>) -> Option<Self> {
+        let (mut ids, mut silent) = (Vec::with_capacity(rows.len()), BTreeMap::new());
+        for (place, [turn_id, kind, reason]) in rows.into_iter().enumerate() {
+            ids.push(id(&turn_id?));
+            if let Some(reason) = reason.filter(|_| kind.is_none_or(|kind| kind == "none")) {
+                silent.insert(place, reason);
+            }
+        }
+        Some(Self { ids, silent })
+    }
+
+    /// Says why a turn has nothing to learn from, if it has not.
+    pub(super) fn silence(&self, place: usize) -> Option<&str> {
+        self.silent.get(&place).map(String::as_str)
+    }
 }
 
 /// Tells a file from another that takes its name.
@@ -84,18 +114,17 @@ impl Shards {
     }
 
     /// Takes what a shard of a store tells.
-    pub(super) fn note(&mut self, path: PathBuf, mark: Mark, counted: Counted) {
-        if let Some(ids) = counted.turn_ids {
-            let ids = ids.iter().map(|text| id(text)).collect();
-            self.ids.insert(path.clone(), (mark, ids));
+    pub(super) fn note(&mut self, path: PathBuf, mark: Mark, counted: Counted<3>) {
+        if let Some(turns) = counted.texts.and_then(Turns::of) {
+            self.turns.insert(path.clone(), (mark, turns));
         }
         self.rows.insert(path, (mark, counted.rows));
     }
 
     /// Whether a shard of a store has told its rows, and its turns if they are wanted.
-    pub(super) fn knows(&self, path: &Path, mark: Mark, ids: bool) -> bool {
+    pub(super) fn knows(&self, path: &Path, mark: Mark, turns: bool) -> bool {
         self.rows.get(path).is_some_and(|(then, _)| *then == mark)
-            && (!ids || self.ids.get(path).is_some_and(|(then, _)| *then == mark))
+            && (!turns || self.turns.get(path).is_some_and(|(then, _)| *then == mark))
     }
 
     /// Returns when a shard was written.
@@ -123,17 +152,17 @@ impl Shards {
     }
 
     /// Returns the turns of a shard, if it can be read.
-    pub(super) fn ids(&mut self, path: &Path) -> Option<&[u128]> {
+    pub(super) fn turns(&mut self, path: &Path) -> Option<&Turns> {
         let now = self.mark(path)?;
         if self.listed.contains_key(path) {
-            let known = self.ids.get(path).filter(|(then, _)| *then == now);
-            return known.map(|(_, ids)| ids.as_slice());
+            let known = self.turns.get(path).filter(|(then, _)| *then == now);
+            return known.map(|(_, turns)| turns);
         }
-        if self.ids.get(path).is_none_or(|(then, _)| *then != now) {
-            let ids = turn_ids(File::open(path).ok()?)?.iter().map(|text| id(text)).collect();
-            self.ids.insert(path.to_owned(), (now, ids));
+        if self.turns.get(path).is_none_or(|(then, _)| *then != now) {
+            let turns = Turns::of(texts(File::open(path).ok()?, COLUMNS)?)?;
+            self.turns.insert(path.to_owned(), (now, turns));
         }
-        self.ids.get(path).map(|(_, ids)| ids.as_slice())
+        self.turns.get(path).map(|(_, turns)| turns)
     }
 }
 

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt64Array};
 use oclaw::pipeline::{Account, Accountant, Queue, Run, Status};
 use oclaw::table::Format;
-use oclaw::trajectory::Writer;
+use oclaw::trajectory::words::SampleKind;
+use oclaw::trajectory::{Turn, Writer};
 use parquet::arrow::ArrowWriter;
 
 use crate::forge::{STAGES, finished, write};
@@ -25,9 +26,23 @@ fn shard(run: &Path, folder: &str, name: &str, turns: std::ops::Range<u32>) {
         _ => &STAGES,
     };
     let turns: Vec<_> = turns.map(|number| finished(name, number)).collect();
+    shard_of(run, folder, name, (writers, &turns));
+}
+
+fn shard_of(run: &Path, folder: &str, name: &str, (writers, turns): (&[Writer], &[Turn])) {
     fs::create_dir_all(run.join(folder)).unwrap();
     let path = run.join(folder).join(format!("{name}.parquet"));
-    write(&path, Format::Parquet, writers, &turns);
+    write(&path, Format::Parquet, writers, turns);
+}
+
+/// Makes the second of three turns one that has nothing to learn from.
+fn one_silent(session: &str) -> Vec<Turn> {
+    let mut turns: Vec<_> = (1..4).map(|number| finished(session, number)).collect();
+    turns[1].sample_kind = Some(SampleKind::None);
+    turns[1].sample_reason = Some("no_signal".to_owned());
+    // A reason beside a signal is no silence.
+    turns[2].sample_reason = Some("later_turn_teaches".to_owned());
+    turns
 }
 
 /// Writes a policy with a ledger: turn, and why it was refused.
@@ -99,6 +114,26 @@ fn every_turn_is_somewhere() {
 
     policy(run, 2, &[("c-turn-1", None), ("c-turn-2", None), ("c-turn-3", None)]);
     assert_eq!(accountant.take().unwrap().0.trained, 3);
+}
+
+/// The trainer can only refuse it, so it waits for no step, and none comes for it alone.
+#[test]
+fn a_turn_without_a_signal_does_not_wait_for_a_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path();
+    for folder in ["turns", "judged", "hinted", "taught"] {
+        shard(run, folder, "a", 1..4);
+    }
+    shard_of(run, "ready", "a", (&STAGES, &one_silent("a")));
+    let mut accountant = Accountant::new(&Run::new(run), &[]);
+    let (account, queues) = accountant.take().unwrap();
+    assert_eq!(account.refused, counts(&[("no_signal", 1)]));
+    assert_eq!(account.pending, counts(&[("train", 2)]));
+    assert_eq!((queues[4].rows, account.lost), (2, 0));
+    // What the trainer says goes before it.
+    policy(run, 1, &[("a-turn-1", None), ("a-turn-2", Some("stale")), ("a-turn-3", None)]);
+    let (account, _) = accountant.take().unwrap();
+    assert_eq!((account.trained, account.refused), (2, counts(&[("stale", 1)])));
 }
 
 #[test]

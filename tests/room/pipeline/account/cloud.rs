@@ -7,7 +7,8 @@ use object_store::memory::InMemory;
 use oclaw::pipeline::{Accountant, Run};
 use oclaw::store::{Address, Store};
 
-use super::{counts, policy, shard};
+use super::{counts, one_silent, policy, shard, shard_of};
+use crate::forge::STAGES;
 use crate::harness::fake_s3::FakeS3;
 
 const URL: &str = "s3://bucket/run";
@@ -93,6 +94,23 @@ fn every_turn_is_somewhere_in_a_store() {
     assert_eq!((account.captured, account.trained, account.lost), (20, 2, 1));
     assert_eq!(account.pending["hint"], 2);
     assert_eq!(accountant.published(), Some(2));
+}
+
+#[test]
+fn a_turn_without_a_signal_does_not_wait_for_a_step_in_a_store() {
+    let (fake, folder, runtime) = (FakeS3::start(), tempfile::tempdir().unwrap(), runtime());
+    let run = Run::new(folder.path()).with_store(Some(URL.to_owned()));
+    shard(folder.path(), "turns", "a", 1..4);
+    for stage in ["turns", "judged", "hinted", "taught"] {
+        put(&fake, stage, "a", 1..4);
+    }
+    shard_of(folder.path(), "ready", "a", (&STAGES, &one_silent("a")));
+    fake.put("run/ready/a.parquet", std::fs::read(folder.path().join("ready/a.parquet")).unwrap());
+    let mut accountant = Accountant::new(&run, &[]).over(client(&fake));
+    runtime.block_on(accountant.look()).unwrap();
+    let (account, _) = accountant.take().unwrap();
+    assert_eq!(account.refused, counts(&[("no_signal", 1)]));
+    assert_eq!((account.pending, account.lost), (counts(&[("train", 2)]), 0));
 }
 
 /// Three rows in ten minutes.
