@@ -38,6 +38,7 @@ mod run_report;
 mod serve;
 mod servers;
 mod settings;
+mod simulate;
 mod spending;
 mod stats;
 mod stores;
@@ -90,6 +91,7 @@ enum Command {
     Lint(lint::Args),
     Replay(replay::Args),
     Gate(gate::Args),
+    Simulate(simulate::Args),
     Import(import::Args),
     Export(export::Args),
     Redact(redact::Args),
@@ -121,6 +123,7 @@ impl Command {
             Self::Lint(args) => lint::run(args, context),
             Self::Replay(args) => replay::run(args, context),
             Self::Gate(args) => gate::run(args, context),
+            Self::Simulate(args) => simulate::run(args, context),
             Self::Import(args) => import::run(args, context),
             Self::Export(args) => export::run(args, context),
             Self::Redact(args) => redact::run(args, context),

@@ -15,6 +15,7 @@ use oclaw::privacy;
 use oclaw::proxy;
 #[cfg(feature = "torch")]
 use oclaw::serving;
+use oclaw::simulate;
 use oclaw::stage;
 use oclaw::store;
 use oclaw::sync;
@@ -129,6 +130,9 @@ fn classify(error: &anyhow::Error) -> (Kind, Option<String>) {
         if let Some(error) = cause.downcast_ref::<template::Error>() {
             return of_template(error);
         }
+        if let Some(error) = cause.downcast_ref::<simulate::Error>() {
+            return of_simulate(error);
+        }
         if let Some(error) = cause.downcast_ref::<stage::Error>() {
             return of_stage(error);
         }
@@ -229,6 +233,17 @@ fn of_engine(error: &engine::Error) -> (Kind, Option<String>) {
         | Error::NotListed { .. } => (Kind::Engine, None),
         Error::Status { .. } if error.is_transient() => (Kind::Engine, None),
         Error::Status { .. } => (Kind::Failed, None),
+    }
+}
+
+fn of_simulate(error: &simulate::Error) -> (Kind, Option<String>) {
+    use simulate::Error;
+    match error {
+        Error::Persona { .. } | Error::Questions { .. } => (Kind::Usage, None),
+        Error::Untold { .. } => (Kind::Failed, None),
+        Error::Wordless { .. } => (Kind::Engine, None),
+        Error::Engine(error) => of_engine(error),
+        Error::Template(error) => of_template(error),
     }
 }
 

@@ -240,6 +240,11 @@ impl Engine {
     /// with `/v1` first and, where that path is not known, without it; what
     /// worked is remembered.
     async fn api(&self, method: Method, path: &str, body: Option<Bytes>) -> Result<Answer, Error> {
+        self.api_call(ApiCall { method, path, body, headers: &[] }).await
+    }
+
+    async fn api_call(&self, call: ApiCall<'_>) -> Result<Answer, Error> {
+        let ApiCall { method, path, body, headers } = call;
         let inner = &*self.inner;
         let bases = inner.address.bases();
         let known = inner.base.load(Ordering::Relaxed);
@@ -248,6 +253,7 @@ impl Engine {
                 method: method.clone(),
                 url: format!("{base}{path}"),
                 body: body.clone(),
+                headers: headers.to_vec(),
                 timeout: inner.timeout,
             };
             async move { inner.transport.send(&call, &self.retries).await }
@@ -278,7 +284,7 @@ impl Engine {
         let url = inner.address.native(path);
         let body = body.map(|body| Bytes::from(body.to_string()));
         let timeout = timeout.map_or(inner.timeout, |timeout| timeout.min(inner.timeout));
-        let call = Call { method, url, body, timeout };
+        let call = Call { method, url, body, headers: Vec::new(), timeout };
         inner.transport.send(&call, retries.unwrap_or(&self.retries)).await
     }
 
@@ -289,6 +295,14 @@ impl Engine {
         }
         Err(Error::Unsupported { url: self.url(), dialect: self.inner.dialect, what })
     }
+}
+
+/// A call of an OpenAI route.
+struct ApiCall<'a> {
+    method: Method,
+    path: &'a str,
+    body: Option<Bytes>,
+    headers: &'a [(&'static str, String)],
 }
 
 /// A call of a native route; `None` takes what the engine was made with, whose time

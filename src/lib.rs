@@ -33,6 +33,7 @@ pub mod train;
 pub mod serving;
 pub mod sync;
 pub mod replay;
+pub mod simulate;
 pub mod cache;
 pub mod interchange;
 pub mod privacy;

@@ -39,6 +39,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     // Reads answers the way `serve` does, so that both sides of a comparison are
     // read alike.
     ("replay", &["trajectory", "wire", "template", "capture", "engine", "judge"]),
+    // Talks like anybody else, and shows a hint as the teacher is shown it.
+    ("simulate", &["template", "engine"]),
     // Knows keys and JSON, not what either is about.
     ("cache", &[]),
     ("interchange", &["trajectory", "session", "wire", "template"]),

@@ -32,6 +32,7 @@ mod replay_stages;
 mod report;
 mod serve;
 mod settings;
+mod simulate;
 mod stats;
 mod stores;
 mod sync_weights;

@@ -22,6 +22,7 @@ mod report;
 mod serving;
 mod replay;
 mod session;
+mod simulate;
 mod stage;
 mod sync;
 mod store;

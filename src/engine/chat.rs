@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::error::told;
 use super::transport::Answer;
-use super::{Dialect, Engine, Error};
+use super::{ApiCall, Dialect, Engine, Error};
 
 /// What to ask.
 #[derive(Debug, Clone, Default)]
@@ -24,6 +24,8 @@ pub struct ChatRequest {
     pub seed: Option<u64>,
     /// Further members of the body.
     pub extra: Map<String, Value>,
+    /// Headers of this request alone, such as a session's.
+    pub headers: Vec<(&'static str, String)>,
 }
 
 /// What came back. A member that the server left out is `None`, never empty or
@@ -62,8 +64,13 @@ impl Engine {
             url: self.url(),
             reason: format!("the request cannot be written: {error}"),
         })?;
-        let answer = self.api(Method::POST, "/chat/completions", Some(body.into())).await?;
-        read(&answer)
+        let call = ApiCall {
+            method: Method::POST,
+            path: "/chat/completions",
+            body: Some(body.into()),
+            headers: &request.headers,
+        };
+        read(&self.api_call(call).await?)
     }
 
     /// Sends a chat request as it is and returns the whole answer as it came.

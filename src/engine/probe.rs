@@ -55,7 +55,8 @@ pub(super) async fn dialect(
     let mut foreign = true;
     for (path, members, dialect) in SIGNS {
         let url = address.native(path);
-        let call = Call { method: Method::GET, url, body: None, timeout: LIMIT };
+        let headers = Vec::new();
+        let call = Call { method: Method::GET, url, body: None, headers, timeout: LIMIT };
         // What fails after all its tries would fail so on every path.
         let retries = if failing.is_some() { &once } else { retries };
         match transport.send(&call, retries).await {

@@ -28,6 +28,7 @@ pub(super) struct Call {
     pub(super) url: String,
     /// JSON, written once for all tries.
     pub(super) body: Option<Bytes>,
+    pub(super) headers: Vec<(&'static str, String)>,
     pub(super) timeout: Duration,
 }
 
@@ -129,6 +130,9 @@ impl Transport {
         let mut request = self.client.request(call.method.clone(), &call.url).timeout(call.timeout);
         if let Some(body) = &call.body {
             request = request.header(CONTENT_TYPE, "application/json").body(body.clone());
+        }
+        for (name, value) in &call.headers {
+            request = request.header(*name, value);
         }
         let mut response = request.send().await.map_err(failed)?;
         let status = response.status();

@@ -63,6 +63,7 @@ pub(crate) struct Seen {
     pub(crate) path: String,
     pub(crate) query: String,
     pub(crate) authorization: Option<String>,
+    pub(crate) headers: HeaderMap,
     pub(crate) body: Value,
     pub(crate) at: Instant,
 }
@@ -249,9 +250,15 @@ async fn answer(
         headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
     let held = {
         let mut inside = shared.inside.lock().unwrap();
-        let query = uri.query().unwrap_or_default().to_owned();
-        let (at, asked, body) = (Instant::now(), path.clone(), body.clone());
-        inside.seen.push(Seen { path: asked, query, authorization, body, at });
+        let seen = Seen {
+            path: path.clone(),
+            query: uri.query().unwrap_or_default().to_owned(),
+            authorization,
+            headers,
+            body: body.clone(),
+            at: Instant::now(),
+        };
+        inside.seen.push(seen);
         shared.arrival.notify_all();
         let is_first = inside.first.take_if(|first| *first == path).is_some();
         match &mut inside.held {
