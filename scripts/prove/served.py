@@ -1,0 +1,120 @@
+"""What runs while people talk: an engine alone, or the whole loop."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+
+CONFIG = """
+[engines.policy]
+model = {model}
+url = "http://{engine}"
+[engine]
+dtype = "f32"
+[serve]
+listen = "{front}"
+shard-age = "500ms"
+[judge]
+rules = ""
+poll = "200ms"
+[hint]
+from-feedback = true
+poll = "200ms"
+[teacher-lp]
+topk = {topk}
+poll = "200ms"
+[advantage]
+estimator = "{estimator}"
+poll = "200ms"
+[train]
+estimator = "{estimator}"
+seed = {seed}
+dtype = "f32"
+keep = 2
+poll = "200ms"
+{settings}
+[sync-weights]
+poll = "200ms"
+[loop]
+run = "run"
+"""
+READY = 300
+DRAIN = 180
+
+
+def address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def environment():
+    return {name: value for name, value in os.environ.items() if not name.startswith("OCLAW_")}
+
+
+class Child:
+    """A process that answers at an address."""
+
+    def begin(self, command, folder, ready):
+        with open(folder / "talk.log", "ab") as talk:
+            self.process = subprocess.Popen(
+                command, cwd=folder, stdout=talk, stderr=talk, stdin=subprocess.DEVNULL, env=environment()
+            )
+        end = time.monotonic() + READY
+        while True:
+            try:
+                urllib.request.urlopen(ready, timeout=5).close()
+                return
+            except OSError:
+                if self.process.poll() is not None or time.monotonic() > end:
+                    self.end()
+                    raise RuntimeError(f"{command[1]} did not start: {(folder / 'talk.log').read_text()[-2000:]}") from None
+                time.sleep(0.2)
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(DRAIN)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+
+class Engine(Child):
+    def __init__(self, options):
+        where = address()
+        self.url = f"http://{where}"
+        command = [options.program, "engine", "--model", str(options.model), "--listen", where, "--dtype", "f32"]
+        self.begin(command, options.out, f"{self.url}/health")
+
+
+class Loop(Child):
+    def __init__(self, options, folder, estimator, seed, settings):
+        front, engine = address(), address()
+        self.folder, self.front, self.engine = folder, f"http://{front}", f"http://{engine}"
+        lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if name != "lr"]
+        text = CONFIG.format(
+            model=json.dumps(str(options.model)), engine=engine, front=front, estimator=estimator, seed=seed,
+            topk=4 if estimator == "hybrid" else 0, settings="\n".join([*lines, f"lr = {settings['lr']}"]),
+        )
+        (folder / "oclaw.toml").write_text(text)
+        self.begin([options.program, "loop", "oclaw.toml"], folder, f"{self.front}/readyz")
+
+    def steps(self):
+        """The trainer's record of each step."""
+        records = sorted(pathlib.Path(self.folder, "run/policy").glob("step-*/oclaw/train.json"))
+        metrics = pathlib.Path(self.folder, "run/policy/metrics.jsonl")
+        if metrics.exists():
+            return [json.loads(line) for line in metrics.read_text().splitlines()]
+        return [json.loads(record.read_text()) for record in records]
