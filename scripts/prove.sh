@@ -4,7 +4,7 @@
 # times in a row?
 #
 #   scripts/prove.sh                 42 runs: six personas, five estimators (hours)
-#   scripts/prove.sh --short         one persona, a few sessions; fails if the reward does not rise
+#   scripts/prove.sh --tiny          a random fixture model, a minute; fails if the reward does not rise
 #   --personas A,B  --estimators hybrid,none,…  --seeds 1,2,3    other runs
 #   --sessions N                     sessions of a run (36)
 #   --max-minutes N                  begin no run after so long; the rest is listed as not run

@@ -22,6 +22,9 @@ RATES_ONLY = ["student", "ta", "teacher"]
 SETTINGS = {"lr": "5e-5", "epochs": 3, "batch-turns": 8, "max-wait": "8s", "distill-clip": 1.0}
 ROUND = 4
 RATES = 30
+# A random model has to be pushed harder, and nobody could teach it.
+TINY = {"lr": "3e-3", "epochs": 2, "batch-turns": 16, "max-wait": "2s"}
+TINY_ROUND, TINY_SESSIONS = 16, 96
 
 
 def plan(options):
@@ -36,7 +39,8 @@ def plan(options):
 
 def simulate(options, persona, url, *more):
     questions = sorted(str(path) for path in (ROOT / "fixtures/questions").glob("*.jsonl") if path.stem != "held-out")
-    command = [options.program, "simulate", "--persona", str(ROOT / f"fixtures/personas/{persona}.toml"), "--engine", url]
+    folder = ROOT / ("scripts/prove" if options.tiny else "fixtures/personas")
+    command = [options.program, "simulate", "--persona", str(folder / f"{persona}.toml"), "--engine", url]
     subprocess.run([*command, "--questions", *questions, *map(str, more)], check=True)
 
 
@@ -69,22 +73,22 @@ def run(options, persona, estimator, seed):
     folder.mkdir(parents=True)
     began = time.monotonic()
     sessions = folder / "sessions.csv"
-    talk = ["--sessions", options.sessions, "--seed", seed, "--at-once", ROUND, "--keep-replies", "-o", sessions]
+    talk = ["--sessions", options.sessions, "--seed", seed, "--at-once", options.round, "--keep-replies", "-o", sessions]
     before = json.loads((options.out / "before.json").read_text())
     if estimator == "none":
         with Engine(options) as engine:
             simulate(options, persona, engine.url, *talk)
             told = {"held_out": held_out.after(engine.url, before)}
     else:
-        with Loop(options, folder, estimator, seed, SETTINGS) as loop:
-            simulate(options, persona, loop.front, "--sessions-per-policy", ROUND, *talk)
+        with Loop(options, folder, estimator, seed, options.settings) as loop:
+            simulate(options, persona, loop.front, "--sessions-per-policy", options.round, *talk)
             told = {"held_out": held_out.after(loop.engine, before)}
         told["steps"] = loop.steps()
         subprocess.run([options.program, "report", "run", "-o", "report.html"], cwd=folder, check=True)
         # Gigabytes of weights; the record of each step is in `told`.
         shutil.rmtree(folder / "run")
     told |= {"persona": persona, "estimator": estimator, "seed": seed, "minutes": (time.monotonic() - began) / 60}
-    told["settings"] = SETTINGS if estimator != "none" else {}
+    told["settings"] = options.settings if estimator != "none" else {}
     (folder / "run.json").write_text(json.dumps(told, indent=1))
     kept.parent.mkdir(exist_ok=True)
     folder.rename(kept)
@@ -102,15 +106,17 @@ def kept_runs(options, runs):
     return found
 
 
-def short(options):
-    """One persona, one seed, few sessions: the reward of first replies has to rise."""
-    persona = options.personas[0]
-    name = f"{persona}-{options.estimators[0]}-{options.seeds[0]}"
-    shutil.rmtree(options.out / "runs" / name, ignore_errors=True)
-    run(options, persona, options.estimators[0], options.seeds[0])
-    told, = kept_runs(options, [(persona, options.estimators[0], options.seeds[0])])
+def tiny(options):
+    """A random model and a rule that it obeys half of the time: the reward has to rise."""
+    options.model, options.settings, options.round = ROOT / "fixtures/models/tiny-qwen3", TINY, TINY_ROUND
+    options.sessions = TINY_SESSIONS
+    wanted = ("tiny", "grpo", 1)
+    shutil.rmtree(options.out / "runs", ignore_errors=True)
+    rate(options, [])
+    run(options, *wanted)
+    told, = kept_runs(options, [wanted])
     rewards = [1.0 if row["obeyed"] == "true" else -1.0 for row in told["sessions"]]
-    third = max(len(rewards) // 3, 1)
+    third = len(rewards) // 3
     first, last = (sum(part) / len(part) for part in (rewards[:third], rewards[-third:]))
     print(f"reward of first replies: {first:+.2f} in the first third, {last:+.2f} in the last; {told['minutes']:.1f} min")
     return 0 if last > first else 1
@@ -126,15 +132,14 @@ def main():
     parser.add_argument("--max-minutes", type=float, default=float("inf"))
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "target/prove")
     parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models/SmolLM2-135M-Instruct")
-    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     options.program = str(pathlib.Path(os.environ["OCLAW_BIN"]).resolve())
     options.out, options.model = options.out.resolve(), options.model.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.short:
-        options.estimators = options.estimators or ["hybrid"]
-        rate(options, [])
-        return short(options)
+    options.settings, options.round = SETTINGS, ROUND
+    if options.tiny:
+        return tiny(options)
     end = time.monotonic() + options.max_minutes * 60
     rates = rate(options, options.personas + [persona for persona in RATES_ONLY if persona not in options.personas])
     page.print_rates(rates)

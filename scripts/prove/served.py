@@ -10,6 +10,7 @@ import time
 import urllib.request
 
 CONFIG = """
+seed = {seed}
 [engines.policy]
 model = {model}
 url = "http://{engine}"
@@ -32,7 +33,6 @@ estimator = "{estimator}"
 poll = "200ms"
 [train]
 estimator = "{estimator}"
-seed = {seed}
 dtype = "f32"
 keep = 2
 poll = "200ms"
