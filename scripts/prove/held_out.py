@@ -5,7 +5,7 @@ import pathlib
 import urllib.request
 
 QUESTIONS = pathlib.Path(__file__).resolve().parents[2] / "fixtures/questions/held-out.jsonl"
-LONGEST = 48
+LONGEST = 32
 
 
 def post(url, body):
