@@ -111,8 +111,8 @@ pub(crate) struct Args {
     /// Time that serve, stages and engines each get to end
     #[arg(long, value_name = "TIME", default_value = "2m", value_parser = units::duration)]
     grace: Duration,
-    /// Longest log of a process
-    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = units::bytes)]
+    /// Longest log of a process, at least 4KiB
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = log_size)]
     log_size: usize,
     /// Number of GPUs, instead of counting them
     #[arg(long, value_name = "N")]
@@ -130,6 +130,14 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let wanted = wanted::Wanted::of(&args, context)?;
     // Children end with the thread that starts them: this one.
     context.block_on(watch::watch(&args, context, wanted))
+}
+
+/// Reads a size that a few lines fit into.
+fn log_size(text: &str) -> Result<usize, String> {
+    match units::bytes(text)? {
+        size if size < 4096 => Err("wanted at least 4KiB".to_owned()),
+        size => Ok(size),
+    }
 }
 
 /// Checks a time that is passed on as it is.

@@ -25,6 +25,7 @@ pub use account::{Account, Accountant, Queue, absent};
 pub use children::{Child, Given, Tier, Wishes, children, front, policy_engines};
 pub use job::{Job, Launcher, State};
 pub use local::Local;
+pub use logs::append_line;
 pub use plan::{EnginePlan, Kind, Origin, Plan, Process, ReadTime, STAGES, Scheduler, Serves};
 pub use process::{Identity, signal};
 pub use ray::Ray;

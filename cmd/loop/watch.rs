@@ -1,6 +1,5 @@
 //! The supervisor at work: tick by tick, until a signal.
 
-use std::io::Write;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -64,7 +63,9 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
         pipeline::Kind::Slurm => SLURM_TICK,
     };
     let pause = scheduler.poll.unwrap_or(usual).max(TICK);
-    let supervisor = Supervisor::open(launcher, run.clone(), children, limits(args)).await?;
+    let limits = limits(args);
+    let log_bytes = limits.log_bytes;
+    let supervisor = Supervisor::open(launcher, run.clone(), children, limits).await?;
     let mut watch = Watch {
         context,
         accountant: show::accountant(&run, &args.without)?,
@@ -80,6 +81,7 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
         next_look: Instant::now(),
         next_store_look: Instant::now(),
         next_line: Instant::now() + LINE,
+        log_bytes,
         said: None,
         broken: None,
     };
@@ -143,6 +145,8 @@ struct Watch<'a> {
     next_look: Instant,
     next_store_look: Instant,
     next_line: Instant,
+    /// Longest log of its own.
+    log_bytes: u64,
     /// What is wrong with the folders, as it was said.
     said: Option<String>,
     /// A process that chats depend on, and that cannot work.
@@ -245,10 +249,8 @@ impl Watch<'_> {
         let at =
             oclaw::table::row_json::instant(i64::try_from(now.as_micros()).unwrap_or(i64::MAX));
         let log = self.run.logs().join("loop.log");
-        if let Ok(mut log) = std::fs::File::options().create(true).append(true).open(log) {
-            // It was said already.
-            let _ = log.write_all(format!("{at} {line}\n").as_bytes());
-        }
+        // It was said already.
+        let _ = pipeline::append_line(&log, &format!("{at} {line}"), self.log_bytes);
     }
 
     /// Says what the run came to.

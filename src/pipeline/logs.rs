@@ -1,7 +1,7 @@
 //! What the processes say, kept within bounds.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 #[cfg(target_os = "linux")]
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -38,6 +38,13 @@ pub(super) fn rotate(log: &Path, longest: u64) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Appends a line to a log that this process alone writes, and keeps it within bounds.
+pub fn append_line(log: &Path, line: &str, longest: u64) -> io::Result<()> {
+    rotate(log, longest)?;
+    let mut file = File::options().create(true).append(true).open(log)?;
+    file.write_all(format!("{line}\n").as_bytes())
 }
 
 /// Moves what a log holds into another file.
@@ -124,6 +131,17 @@ mod tests {
         assert!(rotate(&log, 5).is_err());
         assert_eq!(fs::read_to_string(numbered(&log, 1)).unwrap(), before);
         assert_eq!(fs::read_to_string(&log).unwrap(), "much too long");
+    }
+
+    #[test]
+    fn a_log_of_ones_own_is_kept_within_bounds_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("loop.log");
+        for line in ["one", "two", "three"] {
+            append_line(&log, line, 6).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&log).unwrap(), "three\n");
+        assert_eq!(fs::read_to_string(numbered(&log, 1)).unwrap(), "one\ntwo\n");
     }
 
     /// Whether beginnings can be taken out of the files of a folder.

@@ -81,8 +81,8 @@ impl ParquetFile {
         let mut texts = Vec::new();
         let mut rows = self.columns_reader(columns)?;
         while let Some(batch) = rows.next()? {
-            let columns =
-                names.map(|name| batch.column_by_name(name).and_then(|it| it.as_string_opt::<i32>()));
+            let columns = names
+                .map(|name| batch.column_by_name(name).and_then(|it| it.as_string_opt::<i32>()));
             texts.extend((0..batch.num_rows()).map(|row| {
                 columns.map(|column| {
                     let column = column.filter(|column| column.is_valid(row));

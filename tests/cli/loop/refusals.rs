@@ -32,6 +32,7 @@ fn what_cannot_work_is_refused_before_anything_starts() {
             &["--run", "s3://chats/run"],
             "`run` is to be a folder of a file system, not of an object store (`s3://`)",
         ),
+        (SERVE, &["--log-size", "0"], "wanted at least 4KiB"),
         (SERVE, &["--store", "/shared"], "`store` is to be of an object store, as in `s3://"),
         (SERVE, &["--store", "s3://me:very-secret@chats/run"], "`s3://…@chats/run`: keys are no"),
         (

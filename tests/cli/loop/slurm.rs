@@ -175,7 +175,8 @@ fn a_process_that_does_not_end_is_killed_once_that_can_be_asked_for() {
     fs::remove_file(cluster.at("controller-away")).unwrap();
     let (code, words) = running.end();
     assert_eq!(code, Some(0), "{words}");
-    assert_eq!(words.matches("did not end in time, and is killed").count(), 1, "{words}");
+    let killed = "engine-policy: did not end in time, and is killed";
+    assert_eq!(words.matches(killed).count(), 1, "{words}");
 }
 
 /// A controller that goes away is shown, and changes nothing: jobs go on.
