@@ -8,6 +8,7 @@
 #   --personas A,B  --estimators hybrid,none,…  --seeds 1,2,3    other runs
 #   --sessions N                     sessions of a run (36)
 #   --max-minutes N                  begin no run after so long; the rest is listed as not run
+#   --set NAME=VALUE                 another setting of the trainer, as in `lr=1e-4`; may be given several times
 #   --out DIR                        where runs are kept (target/prove)
 #   --model DIR                      the model (models/SmolLM2-135M-Instruct)
 #
@@ -19,7 +20,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 case ${1:-} in
-  -h | --help) sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 if [ -z "${OCLAW_BIN:-}" ]; then
   cargo build --release

@@ -27,6 +27,15 @@ TINY = {"lr": "3e-3", "epochs": 2, "batch-turns": 16, "max-wait": "2s"}
 TINY_ROUND, TINY_SESSIONS = 16, 96
 
 
+def setting(text):
+    """Reads `lr=1e-4`: a number stays as it is written, another word is a word."""
+    name, _, value = text.partition("=")
+    try:
+        return name, value if name == "lr" else json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def plan(options):
     """The runs, most telling first."""
     if options.estimators:
@@ -132,12 +141,13 @@ def main():
     parser.add_argument("--max-minutes", type=float, default=float("inf"))
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "target/prove")
     parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models/SmolLM2-135M-Instruct")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     options.program = str(pathlib.Path(os.environ["OCLAW_BIN"]).resolve())
     options.out, options.model = options.out.resolve(), options.model.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
-    options.settings, options.round = SETTINGS, ROUND
+    options.settings, options.round = SETTINGS | dict(map(setting, options.set)), ROUND
     if options.tiny:
         return tiny(options)
     end = time.monotonic() + options.max_minutes * 60
