@@ -18,6 +18,7 @@ mod decoder;
 mod linear;
 mod pass;
 mod prefix;
+mod rows;
 mod rotary;
 pub mod sampler;
 mod score;

@@ -10,9 +10,10 @@ use super::adapter::Adapter;
 use super::attention::{Back, Mask, attend};
 use super::cache::Cache;
 use super::config::Config;
-use super::linear::Linear;
+use super::linear::{Linear, Way};
 use super::prefix::Forest;
 use super::rotary::{Rotary, Rotation};
+use super::rows;
 use super::{Error, Family};
 
 /// An f32 product of fewer rows takes another path in libtorch and differs in
@@ -74,15 +75,16 @@ struct Attention {
 impl Attention {
     /// Returns rotated queries `[T, heads, D]`, rotated keys and values
     /// `[T, key heads, D]`.
-    fn project(&self, x: &Tensor, rotation: &Rotation) -> (Tensor, Tensor, Tensor) {
+    fn project(&self, x: &Tensor, input: &Input) -> (Tensor, Tensor, Tensor) {
+        let (rotation, way) = (&input.rotation, input.way);
         let heads = |flat: Tensor| flat.view([flat.size()[0], -1, self.head_dim]);
         let normed = |x: Tensor, norm: &Option<Norm>| match norm {
             Some(norm) => norm.apply(&x),
             None => x,
         };
-        let queries = normed(heads(self.q_proj.apply(x)), &self.q_norm);
-        let keys = normed(heads(self.k_proj.apply(x)), &self.k_norm);
-        let values = heads(self.v_proj.apply(x));
+        let queries = normed(heads(self.q_proj.apply(x, way)), &self.q_norm);
+        let keys = normed(heads(self.k_proj.apply(x, way)), &self.k_norm);
+        let values = heads(self.v_proj.apply(x, way));
         (rotation.apply(&queries), rotation.apply(&keys), values)
     }
 }
@@ -95,8 +97,9 @@ struct Mlp {
 }
 
 impl Mlp {
-    fn apply(&self, x: &Tensor) -> Tensor {
-        self.down_proj.apply(&(self.gate_proj.apply(x).silu() * self.up_proj.apply(x)))
+    fn apply(&self, x: &Tensor, way: Way) -> Tensor {
+        let gated = self.gate_proj.apply(x, way).silu() * self.up_proj.apply(x, way);
+        self.down_proj.apply(&gated, way)
     }
 }
 
@@ -149,11 +152,11 @@ impl Layer {
         attention: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Vec<Tensor>,
     ) -> Tensor {
         let normed = self.input_layernorm.apply(x);
-        let (queries, keys, values) = self.self_attn.project(&normed, &input.rotation);
+        let (queries, keys, values) = self.self_attn.project(&normed, input);
         let outputs = attention(&queries, &keys, &values);
         let attended = pad_rows(&Tensor::cat(&outputs, 0), input.padding);
-        let x = x + self.self_attn.o_proj.apply(&attended);
-        &x + self.mlp.apply(&self.post_attention_layernorm.apply(&x))
+        let x = x + self.self_attn.o_proj.apply(&attended, input.way);
+        &x + self.mlp.apply(&self.post_attention_layernorm.apply(&x), input.way)
     }
 }
 
@@ -165,6 +168,7 @@ struct Input {
     /// Rows without the padding.
     rows: i64,
     padding: i64,
+    way: Way,
 }
 
 /// Packed sequences without a cache.
@@ -177,7 +181,7 @@ impl<'a> Packed<'a> {
     /// Lays out sequences, one after another in `ids`.
     pub(super) fn new(decoder: &Decoder, ids: &Tensor, lengths: &'a [i64]) -> Self {
         let positions: Vec<i64> = lengths.iter().flat_map(|&length| 0..length).collect();
-        Self { input: decoder.input(ids, &positions), lengths }
+        Self { input: decoder.input(ids, &positions, Way::Libtorch), lengths }
     }
 }
 
@@ -265,16 +269,21 @@ impl Decoder {
     pub(super) fn shared(&self, forest: &Forest) -> Tensor {
         let backs: Vec<_> =
             forest.segments.iter().map(|segment| Back::new(segment, self.device)).collect();
-        self.run(&Tensor::from_slice(&forest.ids), &forest.positions, |_, queries, keys, values| {
+        let input = self.input(&Tensor::from_slice(&forest.ids), &forest.positions, Way::Libtorch);
+        self.run(&input, |_, queries, keys, values| {
             backs.iter().map(|back| back.attend(queries, keys, values)).collect()
         })
     }
 
     /// Returns the logits of hidden states.
     pub(super) fn head(&self, hidden: &Tensor) -> Tensor {
+        self.head_by(hidden, Way::Libtorch)
+    }
+
+    fn head_by(&self, hidden: &Tensor, way: Way) -> Tensor {
         let rows = hidden.size()[0];
-        let padded = pad_rows(hidden, self.padding(rows));
-        self.lm_head.apply(&padded).narrow(0, 0, rows)
+        let padded = pad_rows(hidden, self.padding(rows, way));
+        self.lm_head.apply(&padded, way).narrow(0, 0, rows)
     }
 
     /// Feeds each sequence its next tokens; returns the logits after the last.
@@ -292,7 +301,8 @@ impl Decoder {
             masks.push(Mask::of(past, added, self.device));
         }
         let ids = Tensor::from_slice(&ids).to_device(self.device);
-        let hidden = self.run(&ids, &positions, |layer, queries, keys, values| {
+        let input = self.input(&ids, &positions, Way::Own);
+        let hidden = self.run(&input, |layer, queries, keys, values| {
             let mut start = 0;
             let sequences = batch.iter_mut().zip(&masks);
             let outputs = sequences.map(|((tokens, cache), mask)| {
@@ -309,7 +319,7 @@ impl Decoder {
             cache.advance(tokens.len() as i64);
         }
         let last_rows = Tensor::from_slice(&last_rows).to_device(self.device);
-        self.head(&hidden.index_select(0, &last_rows))
+        self.head_by(&hidden.index_select(0, &last_rows), Way::Own)
     }
 
     /// Runs all layers. `attention` gets the layer's number, queries
@@ -317,26 +327,24 @@ impl Decoder {
     /// sequence, in order.
     fn run(
         &self,
-        ids: &Tensor,
-        positions: &[i64],
+        input: &Input,
         mut attention: impl FnMut(usize, &Tensor, &Tensor, &Tensor) -> Vec<Tensor>,
     ) -> Tensor {
-        let input = self.input(ids, positions);
         let mut x = self.embedded(&input.ids);
         for (index, layer) in self.layers.iter().enumerate() {
             x = layer
-                .run(&x, &input, |queries, keys, values| attention(index, queries, keys, values));
+                .run(&x, input, |queries, keys, values| attention(index, queries, keys, values));
         }
         self.norm.apply(&x).narrow(0, 0, input.rows)
     }
 
-    fn input(&self, ids: &Tensor, positions: &[i64]) -> Input {
+    fn input(&self, ids: &Tensor, positions: &[i64], way: Way) -> Input {
         let rows = positions.len() as i64;
-        let padding = self.padding(rows);
+        let padding = self.padding(rows, way);
         let positions = Tensor::from_slice(positions).to_device(self.device);
         let rotation = self.rotary.at(&pad_rows(&positions, padding));
         let ids = pad_rows(&ids.to_device(self.device), padding);
-        Input { ids, rotation, rows, padding }
+        Input { ids, rotation, rows, padding, way }
     }
 
     /// Returns the embeddings as the products' type has them.
@@ -345,11 +353,12 @@ impl Decoder {
         rows.to_kind(self.kind).to_kind(Kind::Float)
     }
 
-    /// Returns the rows to add so that a product is steady. bf16 products are so
-    /// for any number of rows.
-    fn padding(&self, rows: i64) -> i64 {
+    /// Returns the rows to add so that a product of libtorch is steady. bf16 products
+    /// are so for any number of rows, and so are our own.
+    fn padding(&self, rows: i64, way: Way) -> i64 {
+        let own = way == Way::Own && rows::fits(rows, self.device);
         match self.kind {
-            Kind::Float => (STEADY_ROWS - rows).max(0),
+            Kind::Float if !own => (STEADY_ROWS - rows).max(0),
             _ => 0,
         }
     }

@@ -3,6 +3,8 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::rows;
+
 /// So many rows make up for widening the weights each time.
 const WIDE_ROWS: i64 = 64;
 
@@ -34,6 +36,16 @@ impl LowRank {
     }
 }
 
+/// Who multiplies. The two differ in the last bits, so each computation keeps to one:
+/// what is scored must be what is trained, to the bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// [`rows`], if it can: a token at a time is generated so.
+    Own,
+    /// libtorch, for training and scoring.
+    Libtorch,
+}
+
 /// A linear layer.
 #[derive(Debug)]
 pub(super) struct Linear {
@@ -46,29 +58,40 @@ pub(super) struct Linear {
 
 impl Linear {
     /// f32 in, f32 out, whatever the type of the product.
-    pub(super) fn apply(&self, x: &Tensor) -> Tensor {
-        let product = self.product(x);
+    pub(super) fn apply(&self, x: &Tensor, way: Way) -> Tensor {
+        let product = self.product(x, way);
         match &self.low_rank {
             Some(low_rank) => product + low_rank.apply(x),
             None => product,
         }
     }
 
-    fn product(&self, x: &Tensor) -> Tensor {
+    fn product(&self, x: &Tensor, way: Way) -> Tensor {
+        let own = |x: &Tensor, weight: &Tensor| match way {
+            Way::Own => rows::product(x, weight),
+            Way::Libtorch => None,
+        };
         if self.kind == Kind::Float {
-            return x.linear(&self.weight, self.bias.as_ref());
+            return match own(x, &self.weight) {
+                Some(product) => self.with_bias(product),
+                None => x.linear(&self.weight, self.bias.as_ref()),
+            };
         }
         let (rounded, weight) = (x.to_kind(self.kind), self.weight.to_kind(self.kind));
-        let product = match widens(x) {
-            // The product of two bf16 numbers is exact in f32, so only the order of
-            // the sums may differ from the other way.
-            true => {
+        // The product of two bf16 numbers is exact in f32, so only the order of the
+        // sums may differ from the other ways.
+        let product = match own(&rounded, &weight) {
+            Some(product) => product.to_kind(self.kind),
+            None if widens(x) => {
                 let weight = weight.to_kind(Kind::Float);
                 rounded.to_kind(Kind::Float).linear(&weight, None::<&Tensor>).to_kind(self.kind)
             }
-            false => rounded.linear(&weight, None::<&Tensor>),
+            None => rounded.linear(&weight, None::<&Tensor>),
         };
-        let product = product.to_kind(Kind::Float);
+        self.with_bias(product.to_kind(Kind::Float))
+    }
+
+    fn with_bias(&self, product: Tensor) -> Tensor {
         match &self.bias {
             Some(bias) => product + bias,
             None => product,
