@@ -17,7 +17,9 @@ use std::time::Instant;
 use oclaw::advantage::{self, Estimator, Evidence, Method};
 use oclaw::loss::{Clip, KlKind, Reduction};
 use oclaw::model::{Dtype, LoadOptions, Model};
-use oclaw::train::{AdamW, Importance, Prepared, Rates, Sample, Terms, gradients, zero_gradients};
+use oclaw::train::{
+    AdamW, Form, Importance, Policy, Prepared, Rates, Sample, Terms, gradients, zero_gradients,
+};
 use serde_json::{Value, json};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -91,9 +93,14 @@ fn resident_mib() -> Result<u64, Box<dyn Error>> {
 fn terms(recorded: &Value) -> Option<Terms> {
     let number = |key: &str| recorded[key].as_f64();
     Some(Terms {
-        clip: Clip { low: number("eps_low")?, high: number("eps_high")?, dual: None },
+        policy: Policy {
+            form: Form::Ppo,
+            clip: Clip { low: number("eps_low")?, high: number("eps_high")?, dual: None },
+            drift: None,
+        },
         importance: Importance::Off,
         kl: KlKind::LowVar,
+        kl_unbiased: false,
         kl_coefficient: 0.0,
         entropy_coefficient: 0.0,
         reduction: Reduction::Sample,

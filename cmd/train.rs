@@ -1,6 +1,8 @@
 //! `oclaw train`.
 
 #[cfg(feature = "torch")]
+mod board;
+#[cfg(feature = "torch")]
 mod checks;
 mod compute;
 #[cfg(feature = "torch")]
@@ -13,6 +15,7 @@ mod shelf;
 mod silence;
 #[cfg(feature = "torch")]
 mod steps;
+mod terms;
 #[cfg(feature = "torch")]
 mod window;
 
@@ -27,9 +30,9 @@ use crate::common::Context;
 use crate::files::Inputs;
 use crate::follow::{FollowArgs, interval};
 use crate::hours::Hours;
-use crate::reduction::ReductionName;
 use crate::report::Exit;
 use crate::units;
+use terms::{LossArgs, ScheduleArgs};
 
 /// Make the next policy of a batch of turns.
 ///
@@ -65,6 +68,20 @@ use crate::units;
 /// importance weight clamp(exp(lo - lb), low, high) of the server's log-probs lb;
 /// minus the entropy and plus the KL to the start model, weighted. The advantage
 /// is that of `--estimator`, computed with the trainer's own old log-probs lo.
+///
+/// That is PPO's loss (Schulman et al. 2017; separate bounds: DAPO, Yu et al. 2025;
+/// dual clip: Ye et al. 2020). `--loss gspo` (Zheng et al. 2025) takes the ratio of
+/// the answer, exp(mean (lc - lo)), for each of its tokens; `--loss cispo`
+/// (MiniMax-M1, 2025) is -clip(ratio, 1 - low, 1 + high) A lc with the clipped ratio
+/// held. `--opsm-delta X` (off-policy sequence masking) drops the tokens of negative
+/// advantage of answers whose mean of lo - lc is above X. All three are of the policy
+/// term; distillation stays as it is. The ratio is 1 in the first update of a step:
+/// none of this clips or drops before `--epochs` or `--mini-batches` make a second.
+///
+/// The learning rate of update w of `--warmup` W is `--lr` times w / W. From there
+/// it stays, or falls (`--schedule`) until update `--total-steps`, whose rate is above
+/// 0 and stays from there. Updates are counted with the optimiser's state: a run that
+/// goes on goes on there.
 ///
 /// `hybrid` has a second term, top-k distillation. At each token it teaches the
 /// ids of `--subset` (the student's top-k, the teacher's, or those in both) by
@@ -111,16 +128,19 @@ use crate::units;
 /// Metrics (`--metrics FILE`, one JSON object per step; null is not known):
 /// `step`, `turns`, `tokens` (trained), `input_tokens` (through the model),
 /// `loss`, `policy_loss`, `distill_loss`, `reference_kl`, `entropy` (before the first update;
-/// nats), `clip_fraction`, `approximate_kl` (mean lo - lc, last update),
+/// nats), `clip_fraction`, `opsm_dropped` (share of tokens), `approximate_kl` (mean
+/// lo - lc; all three of the last update),
 /// `log_prob_gap` (mean |trainer - server|), `importance` (mean weight),
 /// `gradient_norm` (before clipping), `clip_coefficient`, `moved` (mean |new - old|
-/// log-prob of the answers looked at), `learning_rate`,
+/// log-prob of the answers looked at), `learning_rate` (last update),
 /// `weights_changed` (share of weights that are other numbers in the type they
 /// are served in; of the adapters' under LoRA), `reward`, `advantage_mean`, `_std`, `_min`, `_max`, `_zero`
 /// (share of exact zeros), `distill_clip_fraction` (of taught ids, last update),
 /// `distill_gap` (mean sum of w |d|), `subset_size` and `overlap` (mean ids taught,
 /// and shared with the student), `unusable` (tokens), `staleness`, `staleness_max`, `refused` (by reason, of
-/// this run), `skipped_updates`, `seconds`.
+/// this run), `skipped_updates`, `seconds`. With `--mini-batches` an update is of a
+/// part of the batch. `--tensorboard DIR` writes the same as scalars `train/KEY` and
+/// `refused/REASON`, a file for each run; what is not known is left out.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -143,15 +163,20 @@ pub(crate) struct Args {
     max_wait: Option<Duration>,
     #[command(flatten)]
     window: WindowArgs,
-    /// Updates on each batch, its old log-probs held
+    /// How often each batch is gone through, its old log-probs held
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
+    /// Parts that a batch is cut into, in order, each with an update of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    mini_batches: u32,
     #[command(flatten)]
     loss: LossArgs,
     #[command(flatten)]
     distillation: DistillationArgs,
     #[command(flatten)]
     optimizer: OptimizerArgs,
+    #[command(flatten)]
+    schedule: ScheduleArgs,
     /// Whose log-probs stand for the old policy's
     #[arg(long, value_enum, value_name = "WHOSE", default_value_t = OldName::Recompute)]
     old_log_probs: OldName,
@@ -176,6 +201,9 @@ pub(crate) struct Args {
     /// Append one JSON object per step to this file
     #[arg(long, value_name = "FILE")]
     metrics: Option<PathBuf>,
+    /// Write the same numbers as TensorBoard's event files into this folder
+    #[arg(long, value_name = "DIR")]
+    tensorboard: Option<PathBuf>,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -192,41 +220,6 @@ struct WindowArgs {
     /// Begin a step only in these hours, as in `22:00-06:00`; may be given several times
     #[arg(long, value_name = "FROM-TO", value_parser = Hours::parse, requires = "follow")]
     hours: Vec<Hours>,
-}
-
-/// The terms of the loss.
-#[derive(clap::Args, Debug)]
-struct LossArgs {
-    /// The ratio counts as at least 1 - X
-    #[arg(long, value_name = "X", default_value_t = 0.2, value_parser = share)]
-    clip_low: f64,
-    /// The ratio counts as at most 1 + X
-    #[arg(long, value_name = "X", default_value_t = 0.28, value_parser = not_negative)]
-    clip_high: f64,
-    /// Bound, in advantages, of the loss of negative ones; 0 is none
-    #[arg(long, value_name = "C", default_value_t = 3.0, value_parser = dual)]
-    dual_clip: f64,
-    /// Weight of the KL to the start model
-    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
-    kl_coef: f64,
-    /// Form of that KL
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = KlName::LowVarKl)]
-    kl: KlName,
-    /// Weight of the entropy
-    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
-    entropy_coef: f64,
-    /// Correction for the server's probabilities
-    #[arg(long, value_enum, value_name = "FORM", default_value_t = ImportanceName::Tis)]
-    importance: ImportanceName,
-    /// Lower bound of the importance weight
-    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
-    importance_low: f64,
-    /// Upper bound of the importance weight
-    #[arg(long, value_name = "X", default_value_t = 2.0, value_parser = not_negative)]
-    importance_high: f64,
-    /// How the losses of tokens become one
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
-    reduction: ReductionName,
 }
 
 /// Top-k distillation, the second term of `hybrid`.
@@ -291,29 +284,6 @@ enum DtypeName {
     F32,
     /// 16-bit floats with the exponent of f32
     Bf16,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-enum KlName {
-    /// x
-    K1,
-    /// x squared, halved
-    K2,
-    /// exp(-x) - 1 + x
-    K3,
-    /// k3, its value at most 10
-    #[value(name = "low_var_kl")]
-    LowVarKl,
-}
-
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-enum ImportanceName {
-    /// Weight cut at both bounds
-    Tis,
-    /// Weight 0 outside the bounds
-    Icepop,
-    /// None
-    Off,
 }
 
 fn number(text: &str, wanted: &str, fits: fn(f64) -> bool) -> Result<f64, String> {

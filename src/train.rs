@@ -4,7 +4,7 @@
 //! forward pass gives the old log-probs, `advantage` the advantages,
 //! [`gradients`] packs the samples and runs the loss through the model,
 //! [`AdamW`] moves the weights, and the new policy is written as one unit with
-//! the optimiser's state and the ledger of turns. Absent on purpose: schedules.
+//! the optimiser's state and the ledger of turns.
 
 mod adamw;
 mod checkpoint;
@@ -18,7 +18,9 @@ mod objective;
 mod pack;
 mod policies;
 mod sample;
+mod schedule;
 mod start;
+mod surrogate;
 mod trainer;
 
 use std::io;
@@ -36,7 +38,9 @@ pub use ledger::{Entry, Ledger};
 pub use metrics::Metrics;
 pub use objective::{Importance, LogProbs, Measures, Prepared, Terms, gradients, sample_log_probs};
 pub use sample::{Admission, OldLogProbs, Refusal, Sample, admit};
+pub use schedule::{Schedule, Shape};
 pub use start::{Compute, Options};
+pub use surrogate::{Form, Policy};
 pub use trainer::{Fault, Trained, Trainer};
 
 /// What ends a run.

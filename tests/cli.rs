@@ -39,4 +39,8 @@ mod sync_weights;
 mod teacher_lp;
 mod terminal;
 mod train;
+#[cfg(feature = "torch")]
+mod train_killed;
+#[cfg(feature = "torch")]
+mod train_terms;
 mod view;

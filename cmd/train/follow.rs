@@ -17,7 +17,7 @@ use oclaw::train::{Sample, Trainer};
 use oclaw::trajectory::Turn;
 use tokio::sync::watch;
 
-use super::metrics_file::MetricsFile;
+use super::metrics_file::Records;
 use super::shelf::Shelf;
 use super::{Args, checks, silence, steps};
 use crate::common::Context;
@@ -43,7 +43,7 @@ pub(super) fn run(
     let signal = context.drain_on_signal();
     let method = args.method.method();
     let trainer = Trainer::open(steps::options(args, context, &method)?)?;
-    let metrics = args.metrics.as_deref().map(MetricsFile::open).transpose()?;
+    let records = Records::open(args)?;
     steps::announce(&trainer, args, context);
     let mut run = Run {
         args,
@@ -52,7 +52,7 @@ pub(super) fn run(
         method,
         signal,
         trainer,
-        metrics,
+        records,
         incoming: Incoming::open(context, folder)?,
         seen: false,
         read: HashSet::new(),
@@ -78,7 +78,7 @@ struct Run<'a> {
     method: Method,
     signal: watch::Receiver<bool>,
     trainer: Trainer,
-    metrics: Option<MetricsFile>,
+    records: Records,
     incoming: Incoming,
     /// Whether the folder was ever looked at.
     seen: bool,
@@ -198,9 +198,7 @@ impl Run<'_> {
             }
             None => self.counts.skipped += 1,
         }
-        if let Some(file) = &mut self.metrics {
-            file.write(&trained.metrics)?;
-        }
+        self.records.write(&trained.metrics)?;
         self.context.conclude(steps::table(&trained));
         steps::warn(&trained, self.context);
         Ok(())

@@ -9,15 +9,39 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use oclaw::train::Metrics;
 
+use super::Args;
+use super::board::Board;
+
+/// Where the numbers of a run's steps are put down.
+pub(super) struct Records {
+    file: Option<MetricsFile>,
+    board: Option<Board>,
+}
+
+impl Records {
+    pub(super) fn open(args: &Args) -> anyhow::Result<Self> {
+        Ok(Self {
+            board: args.tensorboard.as_deref().map(Board::open).transpose()?,
+            file: args.metrics.as_deref().map(MetricsFile::open).transpose()?,
+        })
+    }
+
+    /// Appends a step.
+    pub(super) fn write(&mut self, metrics: &Metrics) -> anyhow::Result<()> {
+        self.file.iter_mut().try_for_each(|file| file.write(metrics))?;
+        self.board.iter_mut().try_for_each(|board| board.write(metrics))
+    }
+}
+
 /// A file of metrics. If this run made it and nobody wrote to it, it goes again.
-pub(super) struct MetricsFile {
+struct MetricsFile {
     path: PathBuf,
     file: File,
     in_vain: bool,
 }
 
 impl MetricsFile {
-    pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
+    fn open(path: &Path) -> anyhow::Result<Self> {
         let in_vain = !path.exists();
         let opening = || format!("cannot write `{}`", path.display());
         let file = File::options().create(true).append(true).open(path).with_context(opening)?;
@@ -25,7 +49,7 @@ impl MetricsFile {
     }
 
     /// Appends the line of a step.
-    pub(super) fn write(&mut self, metrics: &Metrics) -> anyhow::Result<()> {
+    fn write(&mut self, metrics: &Metrics) -> anyhow::Result<()> {
         let mut line = serde_json::to_vec(metrics)?;
         line.push(b'\n');
         let writing = || format!("cannot write the metrics to `{}`", self.path.display());

@@ -6,28 +6,21 @@ use comfy_table::Table;
 use indicatif::ProgressBar;
 use oclaw::advantage::Method;
 use oclaw::health::{self, Answer, Evidence, Step, Survey};
-use oclaw::loss::{Clip, HintSelection, KlKind, Reduction, SubsetIds};
+use oclaw::loss::{HintSelection, SubsetIds};
 use oclaw::model::Dtype;
-use oclaw::train::{
-    Admission, Distillation, Fault, Importance, OldLogProbs, Options, Rates, Terms, Trained,
-    Trainer,
-};
+use oclaw::train::{Admission, Distillation, Fault, OldLogProbs, Options, Rates, Trained, Trainer};
 use oclaw::trajectory::Turn;
 
 use super::checks;
 use super::follow;
-use super::metrics_file::MetricsFile;
+use super::metrics_file::Records;
 use super::shelf::Shelf;
 use super::silence;
-use super::{
-    Args, DistillationArgs, DtypeName, ImportanceName, KlName, LossArgs, OldName, SelectionName,
-    SubsetName,
-};
+use super::{Args, DistillationArgs, DtypeName, OldName, SelectionName, SubsetName};
 use crate::asking;
 use crate::common::Context;
 use crate::health_lines;
 use crate::progress;
-use crate::reduction::ReductionName;
 use crate::report::{Exit, Failure};
 use crate::visible::visible;
 
@@ -41,6 +34,8 @@ pub(super) const NAMED: usize = 10;
 const TINY_CHANGE: f64 = 0.05;
 
 pub(super) fn run(args: &Args, shelf: &mut Shelf, context: &Context) -> anyhow::Result<Exit> {
+    args.loss.check()?;
+    args.schedule.check()?;
     if let Some(folder) = args.following.folder()? {
         return follow::run(args, shelf, context, folder);
     }
@@ -50,7 +45,7 @@ pub(super) fn run(args: &Args, shelf: &mut Shelf, context: &Context) -> anyhow::
     checks::check_estimator(&source, method.estimator, &mut |text| context.say(text))?;
     checks::check_tokenizer(&source, args)?;
     let mut trainer = Trainer::open(options(args, context, &method)?)?;
-    let mut metrics = args.metrics.as_deref().map(MetricsFile::open).transpose()?;
+    let mut records = Records::open(args)?;
     announce(&trainer, args, context);
     let mut queue = VecDeque::new();
     while let Some(turns) = source.next_turns()? {
@@ -62,7 +57,7 @@ pub(super) fn run(args: &Args, shelf: &mut Shelf, context: &Context) -> anyhow::
         if let Some(policy) = &trained.policy {
             shelf.publish(policy, context)?;
         }
-        metrics.as_mut().map_or(Ok(()), |file| file.write(&trained.metrics))
+        records.write(&trained.metrics)
     });
     bar.finish_and_clear();
     let done = done?;
@@ -129,9 +124,11 @@ pub(super) fn options(args: &Args, context: &Context, method: &Method) -> anyhow
             // The trainer puts the model's in.
             vocabulary: 0,
         },
-        terms: terms(&args.loss),
+        terms: args.loss.terms(),
         rates: rates(args),
+        schedule: args.schedule.schedule(),
         epochs: args.epochs,
+        parts: args.mini_batches,
         tokens_per_pass: args.tokens_per_pass as usize,
         dtype: args.dtype.map(|dtype| match dtype {
             DtypeName::F32 => Dtype::F32,
@@ -141,34 +138,6 @@ pub(super) fn options(args: &Args, context: &Context, method: &Method) -> anyhow
         keep: args.keep,
         seed: context.seed,
     })
-}
-
-fn terms(args: &LossArgs) -> Terms {
-    let (low, high) = (args.importance_low, args.importance_high);
-    Terms {
-        clip: Clip {
-            low: args.clip_low,
-            high: args.clip_high,
-            dual: (args.dual_clip > 0.0).then_some(args.dual_clip),
-        },
-        importance: match args.importance {
-            ImportanceName::Tis => Importance::Truncated { low, high },
-            ImportanceName::Icepop => Importance::IcePop { low, high },
-            ImportanceName::Off => Importance::Off,
-        },
-        kl: match args.kl {
-            KlName::K1 => KlKind::K1,
-            KlName::K2 => KlKind::K2,
-            KlName::K3 => KlKind::K3,
-            KlName::LowVarKl => KlKind::LowVar,
-        },
-        kl_coefficient: args.kl_coef,
-        entropy_coefficient: args.entropy_coef,
-        reduction: match args.reduction {
-            ReductionName::Sample => Reduction::Sample,
-            ReductionName::Token => Reduction::Token,
-        },
-    }
 }
 
 fn distillation(args: &DistillationArgs) -> Distillation {
@@ -199,7 +168,7 @@ fn rates(args: &Args) -> Rates {
 
 /// What the record in a policy's folder says about the run.
 fn settings(args: &Args, method: &Method) -> serde_json::Value {
-    let (loss, optimizer) = (&args.loss, &args.optimizer);
+    let (loss, optimizer, schedule) = (&args.loss, &args.optimizer, &args.schedule);
     serde_json::json!({
         "estimator": method.estimator.as_str(),
         "w_rl": method.reward_weight,
@@ -208,18 +177,25 @@ fn settings(args: &Args, method: &Method) -> serde_json::Value {
         "hint_selection": format!("{:?}", args.distillation.hint_selection).to_lowercase(),
         "subset": format!("{:?}", args.distillation.subset).to_lowercase(),
         "epochs": args.epochs,
+        "mini_batches": args.mini_batches,
+        "loss": format!("{:?}", loss.loss).to_lowercase(),
+        "opsm_delta": loss.opsm_delta,
         "batch_turns": args.batch_turns,
         "clip_low": loss.clip_low,
         "clip_high": loss.clip_high,
-        "dual_clip": loss.dual_clip,
+        "dual_clip": loss.dual_bound(),
         "kl": format!("{:?}", loss.kl).to_lowercase(),
         "kl_coef": loss.kl_coef,
+        "kl_unbiased": loss.kl_unbiased,
         "entropy_coef": loss.entropy_coef,
         "importance": format!("{:?}", loss.importance).to_lowercase(),
         "importance_low": loss.importance_low,
         "importance_high": loss.importance_high,
         "reduction": format!("{:?}", loss.reduction).to_lowercase(),
         "lr": args.compute.learning_rate(optimizer.lr),
+        "warmup": schedule.warmup,
+        "schedule": format!("{:?}", schedule.schedule).to_lowercase(),
+        "total_steps": schedule.total_steps,
         "weight_decay": optimizer.weight_decay,
         "decay_all": optimizer.decay_all,
         "clip_norm": optimizer.clip_norm,
@@ -364,6 +340,9 @@ pub(super) fn table(trained: &Trained) -> Table {
     row("  advantage mean", number(metrics.advantage_mean));
     row("  advantage std", number(metrics.advantage_std));
     row("  clip fraction", number(metrics.clip_fraction));
+    if metrics.opsm_dropped.is_some() {
+        row("  dropped by OPSM", number(metrics.opsm_dropped));
+    }
     row("  approximate KL", number(metrics.approximate_kl));
     row("  |trainer - server|", number(metrics.log_prob_gap));
     row("  staleness", number(metrics.staleness));

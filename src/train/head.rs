@@ -4,7 +4,7 @@
 
 use tch::{Kind, Tensor};
 
-use crate::model::Model;
+use crate::model::{Model, Pass};
 
 use super::pack::Pack;
 
@@ -23,8 +23,19 @@ fn chunks(rows: i64, size: i64) -> impl Iterator<Item = (i64, i64)> {
 /// Returns the log-probs of a pass's targets, `[N, 1 + k]`, at one temperature
 /// per token. No gradient.
 pub(super) fn log_probs(model: &Model, pack: &Pack<'_>, temperatures: &[&Tensor]) -> Vec<Tensor> {
+    let hidden = tch::no_grad(|| model.hidden(&pack.ids, &pack.lengths));
+    log_probs_of(model, pack, &hidden, temperatures)
+}
+
+/// Returns the same of a pass whose hidden states are there.
+pub(super) fn log_probs_of(
+    model: &Model,
+    pack: &Pack<'_>,
+    hidden: &Tensor,
+    temperatures: &[&Tensor],
+) -> Vec<Tensor> {
     tch::no_grad(|| {
-        let hidden = model.hidden(&pack.ids, &pack.lengths).index_select(0, &pack.rows);
+        let hidden = hidden.index_select(0, &pack.rows);
         let mut columns: Vec<Vec<Tensor>> = temperatures.iter().map(|_| Vec::new()).collect();
         for (start, length) in chunks(hidden.size()[0], chunk_rows(model)) {
             let logits = model.head(&hidden.narrow(0, start, length));
@@ -56,7 +67,7 @@ pub(super) struct Chunk<'a> {
     pub(super) entropy: &'a Tensor,
 }
 
-/// Runs one pass and adds the gradient of `loss` to the weights'. `loss` sees
+/// Goes back through one pass and adds the gradient of `loss` to the weights'. `loss` sees
 /// the log-probs and entropies of some tokens at a time and returns a scalar.
 ///
 /// The gradient of the logits is written by hand,
@@ -65,10 +76,10 @@ pub(super) struct Chunk<'a> {
 pub(super) fn backward(
     model: &Model,
     pack: &Pack<'_>,
+    pass: Pass<'_>,
     temperature: &Tensor,
     mut loss: impl FnMut(&Chunk<'_>) -> Tensor,
 ) {
-    let pass = model.pass(&pack.ids, &pack.lengths);
     let constant = pass.hidden().detach().index_select(0, &pack.rows);
     let gradient = constant.zeros_like();
     for (start, length) in chunks(constant.size()[0], chunk_rows(model)) {

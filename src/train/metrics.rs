@@ -34,6 +34,8 @@ pub struct Metrics {
     pub entropy: Option<f64>,
     /// Share of tokens where the clip decided, in the last update.
     pub clip_fraction: Option<f64>,
+    /// Share of tokens that OPSM dropped, in the last update.
+    pub opsm_dropped: Option<f64>,
     /// Mean of `lo - lc` in the last update.
     pub approximate_kl: Option<f64>,
     /// Mean of `|trainer - server|` log-probs, by a forward pass of the trainer.
@@ -47,7 +49,7 @@ pub struct Metrics {
     /// Mean of `|new - old|` log-probs of trained answer tokens after the step,
     /// on the sequences that are looked at.
     pub moved: Option<f64>,
-    /// Learning rate.
+    /// Learning rate of the last update.
     pub learning_rate: f64,
     /// Share of served weights that are other numbers now.
     pub weights_changed: Option<f64>,
@@ -132,6 +134,7 @@ impl Metrics {
             reference_kl: updates.first.and_then(|measures| measures.reference_kl).and_then(known),
             entropy: first(|measures| measures.entropy),
             clip_fraction: last(|measures| measures.clip_fraction),
+            opsm_dropped: updates.last.and_then(|measures| measures.dropped).and_then(known),
             approximate_kl: last(|measures| measures.approximate_kl),
             log_prob_gap: match old_log_probs {
                 OldLogProbs::Recompute => first(|measures| measures.log_prob_gap),

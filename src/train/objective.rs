@@ -9,6 +9,7 @@ use super::distil::{Distilled, Further};
 use super::head::{self, Chunk};
 use super::pack::{Pack, packs};
 use super::sample::Sample;
+use super::surrogate::{Answers, Policy, Term, Tokens};
 
 /// A sample with all that its loss needs. Every list has one entry per response
 /// token; those of masked tokens are never read.
@@ -50,12 +51,15 @@ pub enum Importance {
 /// The terms of the loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Terms {
-    /// Bounds of the ratio.
-    pub clip: Clip,
+    /// The policy term.
+    pub policy: Policy,
     /// Correction for the server's probabilities.
     pub importance: Importance,
     /// Form of the KL to the reference policy.
     pub kl: KlKind,
+    /// Whether it is weighted by the ratio to the old policy, which makes it and its
+    /// gradient unbiased where the samples are the old policy's.
+    pub kl_unbiased: bool,
     /// Its weight; 0 leaves it out.
     pub kl_coefficient: f64,
     /// Weight of the entropy, which is to be large.
@@ -77,6 +81,8 @@ pub struct Measures {
     pub entropy: f64,
     /// Share of tokens where the clip decided.
     pub clip_fraction: f64,
+    /// Share of tokens that OPSM dropped, if it is on.
+    pub dropped: Option<f64>,
     /// Mean of `lo - lc`.
     pub approximate_kl: f64,
     /// Mean of `|lo - lb|` over the tokens of which the server gave `lb`; NaN
@@ -103,6 +109,7 @@ struct Columns {
     known: Tensor,
     weights: Tensor,
     distilled: Option<DistilledColumns>,
+    answers: Option<Answers>,
 }
 
 /// The same for top-k distillation, `[N, k]` each.
@@ -169,7 +176,15 @@ impl Columns {
             reference,
             importance,
             distilled: None,
+            answers: None,
         }
+    }
+
+    /// Computes what a policy term needs of whole answers.
+    fn whole(&mut self, policy: &Policy, pack: &Pack<'_>, log_probs: &Tensor) {
+        let tokens = Tokens { log_probs, old: &self.old, advantages: &self.advantages };
+        let weights = &self.weights * &self.importance;
+        self.answers = Some(Answers::new(policy, pack, &tokens, &weights));
     }
 
     /// Returns the weight of all tokens of which the server gave a log-prob.
@@ -183,21 +198,28 @@ impl Columns {
         let weights = part(&self.weights);
         let sum = |values: &Tensor| loss::reduce(values, &weights);
         let old = part(&self.old);
-        let ratio = loss::log_ratio(chunk.log_probs, &old);
-        let surrogate = loss::ppo_clip(&ratio, &part(&self.advantages), &terms.clip);
-        let policy = sum(&(surrogate.loss * part(&self.importance)));
-        let mut total = policy.shallow_clone();
+        let policy = match &self.answers {
+            Some(answers) => answers.part(chunk.start, chunk.log_probs),
+            None => {
+                let advantages = &part(&self.advantages);
+                let tokens = Tokens { log_probs: chunk.log_probs, old: &old, advantages };
+                Term::of_tokens(&terms.policy, &tokens, &(&weights * part(&self.importance)))
+            }
+        };
+        let mut total = policy.loss.shallow_clone();
         if terms.entropy_coefficient != 0.0 {
             total = &total - sum(chunk.entropy) * terms.entropy_coefficient;
         }
         if let Some(reference) = &self.reference {
-            let kl = loss::approximate_kl(terms.kl, chunk.log_probs, &part(reference), None);
+            let ratio = terms.kl_unbiased.then(|| loss::log_ratio(chunk.log_probs, &old).exp());
+            let reference = part(reference);
+            let kl = loss::approximate_kl(terms.kl, chunk.log_probs, &reference, ratio.as_ref());
             let kl = sum(&kl);
             *measures.reference_kl.get_or_insert(0.0) += kl.double_value(&[]);
             total = &total + kl * terms.kl_coefficient;
         }
         if let Some(distilled) = &self.distilled {
-            let surrogate = distilled.surrogate(chunk, &terms.clip);
+            let surrogate = distilled.surrogate(chunk, &terms.policy.clip);
             let term = sum(&surrogate.loss);
             *measures.distill_loss.get_or_insert(0.0) += term.double_value(&[]);
             *measures.distill_clip_fraction.get_or_insert(0.0) +=
@@ -205,11 +227,14 @@ impl Columns {
             total = &total + term;
         }
         measures.loss += total.double_value(&[]);
-        measures.policy_loss += policy.double_value(&[]);
+        measures.policy_loss += policy.loss.double_value(&[]);
         tch::no_grad(|| {
             let mean = |values: &Tensor| sum(values).double_value(&[]);
             measures.entropy += mean(chunk.entropy);
-            measures.clip_fraction += mean(&surrogate.clipped);
+            measures.clip_fraction += mean(&policy.clipped);
+            if terms.policy.drift.is_some() {
+                *measures.dropped.get_or_insert(0.0) += mean(&(1.0 - policy.kept));
+            }
             measures.approximate_kl += mean(&(&old - chunk.log_probs));
             let (rollout, known) = (part(&self.rollout), part(&self.known));
             measures.log_prob_gap += mean(&((old - &rollout).abs() * &known));
@@ -236,7 +261,12 @@ pub fn gradients(model: &Model, batch: &[Prepared], terms: &Terms, budget: usize
         columns.distilled = (further.k > 0).then(|| DistilledColumns::new(&pack, batch, further.k));
         known += columns.known_weight();
         let temperature = pack.column(|sample, _| samples[sample].temperature as f32);
-        head::backward(model, &pack, &temperature, |chunk| {
+        let pass = model.pass(&pack.ids, &pack.lengths);
+        if terms.policy.needs_answers() {
+            let own = head::log_probs_of(model, &pack, pass.hidden(), &[&temperature]);
+            columns.whole(&terms.policy, &pack, &own[0].select(1, 0));
+        }
+        head::backward(model, &pack, pass, &temperature, |chunk| {
             columns.loss(chunk, terms, &mut measures)
         });
     }

@@ -91,6 +91,11 @@ impl Pack<'_> {
         numbered.flat_map(|(index, sample)| sample.trained().map(move |token| (index, token)))
     }
 
+    /// Returns how many trained tokens each sample has.
+    pub(super) fn trained_lengths(&self) -> Vec<i64> {
+        self.samples.iter().map(|sample| sample.trained().count() as i64).collect()
+    }
+
     /// Collects one number of each trained token.
     pub(super) fn column(&self, value: impl Fn(usize, usize) -> f32) -> Tensor {
         let column: Vec<f32> = self.tokens().map(|(sample, token)| value(sample, token)).collect();

@@ -10,6 +10,7 @@ use super::adamw::{AdamW, Rates};
 use super::checkpoint::{self, ADAPTER, Base, OPTIMIZER, Record};
 use super::objective::Terms;
 use super::sample::Admission;
+use super::schedule::Schedule;
 use crate::model::{Adapter, Dtype, LoadOptions, Lora, Model, adapter};
 
 /// Parameters from which on a policy is served in its base's own type.
@@ -28,8 +29,12 @@ pub struct Options {
     pub terms: Terms,
     /// The optimiser's constants.
     pub rates: Rates,
-    /// Updates on each batch.
+    /// The way of the learning rate.
+    pub schedule: Schedule,
+    /// How often each batch is gone through.
     pub epochs: u32,
+    /// Parts that a batch is cut into, each with an update of its own.
+    pub parts: u32,
     /// Tokens that go through the model at once.
     pub tokens_per_pass: usize,
     /// Type of the weights written; f32 below a billion weights, else the

@@ -164,10 +164,10 @@ impl Trainer {
         }
         let probe = Probe::new(&self.model, &batch, self.options.tokens_per_pass);
         let updates = self.update(&batch)?;
-        let rates = self.options.rates;
         let old = self.options.admission.old_log_probs;
         let step = self.policies.after(self.step);
-        let mut metrics = Metrics::new(step, &batch, &updates, old, rates.learning_rate);
+        let mut metrics =
+            Metrics::new(step, &batch, &updates, old, self.optimizer.rates.learning_rate);
         metrics.seconds = started.elapsed().as_secs_f64();
         metrics.refused = self.refused.clone();
         if updates.update.is_none() {
@@ -291,15 +291,20 @@ impl Trainer {
         }
     }
 
-    /// Moves the weights, `epochs` times on the same constants.
+    /// Moves the weights, `epochs` times on the same constants, with an update for
+    /// each part of the batch.
     fn update(&mut self, batch: &[Prepared]) -> Result<Updates, Error> {
         let mut updates = Updates::default();
-        for _ in 0..self.options.epochs.max(1) {
+        let size = batch.len().div_ceil(self.options.parts.max(1) as usize);
+        let parts: Vec<_> = batch.chunks(size).filter(|part| !self.pointless(part)).collect();
+        for part in (0..self.options.epochs.max(1)).flat_map(|_| &parts) {
             zero_gradients(self.model.trained());
             let budget = self.options.tokens_per_pass;
-            let measures = gradients(&self.model, batch, &self.options.terms, budget);
+            let measures = gradients(&self.model, part, &self.options.terms, budget);
             updates.first.get_or_insert(measures);
             updates.last = Some(measures);
+            let share = self.options.schedule.share(self.optimizer.updates + 1);
+            self.optimizer.rates.learning_rate = self.options.rates.learning_rate * share;
             let step = match measures.loss.is_finite() {
                 true => self.optimizer.step(self.model.trained(), held(&self.model, self.dtype)),
                 false => None,

@@ -39,6 +39,7 @@ fn values(key: &str) -> (&'static str, &'static str) {
     match key {
         "estimator" => ("on_policy_distillation", "opd"),
         "kl" => ("k2", "k2"),
+        "schedule" => ("constant", "constant"),
         "subset" => ("teacher", "teacher"),
         "dual-clip" => ("2", "2"),
         _ => ("1", "1"),

@@ -5,8 +5,8 @@ use oclaw::advantage::{self, Estimator, Evidence, Method};
 use oclaw::loss::{Clip, KlKind, Reduction};
 use oclaw::model::{Dtype, LoadOptions, Model};
 use oclaw::train::{
-    AdamW, Importance, Measures, Prepared, Rates, Sample, Terms, gradient_norm, gradients,
-    sample_log_probs, zero_gradients,
+    AdamW, Form, Importance, Measures, Policy, Prepared, Rates, Sample, Terms, gradient_norm,
+    gradients, sample_log_probs, zero_gradients,
 };
 use serde_json::Value;
 use tch::{Kind, Tensor};
@@ -77,9 +77,10 @@ fn terms(config: &Value) -> Terms {
         dual: None,
     };
     Terms {
-        clip,
+        policy: Policy { form: Form::Ppo, clip, drift: None },
         importance: Importance::Off,
         kl: KlKind::LowVar,
+        kl_unbiased: false,
         kl_coefficient: number(&config["kl_loss_coef"]),
         entropy_coefficient: number(&config["entropy_coef"]),
         reduction: Reduction::Sample,

@@ -288,3 +288,32 @@ fn an_id_that_stands_twice_is_refused() {
     let wanted = "there are no teacher log-probs at the student's ids";
     assert_eq!(choose(&unasked, SubsetIds::Student), wanted);
 }
+
+/// Two tokens of a vocabulary of two, praised and blamed: the favoured one rises,
+/// the other falls, whatever the loss.
+#[test]
+fn a_favoured_token_rises_under_every_loss() {
+    type Loss = fn(&Tensor, &Tensor, &Tensor) -> Tensor;
+    let losses: [(&str, Loss); 3] = [
+        ("ppo", |own, old, a| loss::ppo_clip(&loss::log_ratio(own, old), a, &CLIP).loss),
+        ("gspo", |own, old, a| {
+            let ratio = loss::sequence_mean(&loss::log_ratio(own, old), &[2]);
+            loss::ppo_clip(&ratio, a, &CLIP).loss
+        }),
+        ("cispo", |own, old, a| loss::cispo(own, old, a, &CLIP).loss),
+    ];
+    for (name, function) in losses {
+        for (advantage, sign) in [(1.0, 1.0), (-1.0, -1.0)] {
+            let logits = Tensor::zeros([2, 2], (Kind::Float, tch::Device::Cpu));
+            let logits = logits.set_requires_grad(true);
+            let own = loss::log_probs(&logits, &Tensor::from_slice(&[0_i64, 0]));
+            let old = own.detach();
+            function(&own, &old, &vector(&[advantage; 2])).mean(Kind::Float).backward();
+            let moved = (&logits - logits.grad()).softmax(-1, Kind::Float).select(1, 0);
+            let rise = floats(&(moved - 0.5));
+            // Half of the gradient of each token's log-prob, 1/2 and -1/2: a quarter.
+            let wanted = 1.0 / (1.0 + (-0.5_f32 * sign).exp()) - 0.5;
+            assert!(rise.iter().all(|rise| (rise - wanted).abs() < 1e-6), "{name}: {rise:?}");
+        }
+    }
+}

@@ -6,6 +6,7 @@ mod admission;
 mod distil;
 mod objective;
 mod policies;
+mod surrogate;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -15,9 +16,9 @@ use oclaw::advantage::{self, Estimator, Method};
 use oclaw::loss::{Clip, HintSelection, KlKind, Reduction, SubsetIds};
 use oclaw::model::{Dtype, LoadOptions, Model};
 use oclaw::train::{
-    Admission, Compute, Distillation, Distilled, Error, Importance, OldLogProbs, Options, Prepared,
-    Rates, Sample, Terms, Trained, Trainer, admit, gradients, read_record, sample_log_probs,
-    zero_gradients,
+    Admission, Compute, Distillation, Distilled, Error, Form, Importance, Measures, OldLogProbs,
+    Options, Policy, Prepared, Rates, Sample, Schedule, Shape, Terms, Trained, Trainer, admit,
+    gradients, read_record, sample_log_probs, zero_gradients,
 };
 use oclaw::trajectory::words::{LogProbKind, Status, TokenSource};
 use oclaw::trajectory::{Sampling, Turn};
@@ -40,9 +41,14 @@ fn admission(estimator: Estimator) -> Admission {
 
 fn terms() -> Terms {
     Terms {
-        clip: Clip { low: 0.2, high: 0.28, dual: Some(3.0) },
+        policy: Policy {
+            form: Form::Ppo,
+            clip: Clip { low: 0.2, high: 0.28, dual: Some(3.0) },
+            drift: None,
+        },
         importance: Importance::Truncated { low: 0.0, high: 2.0 },
         kl: KlKind::LowVar,
+        kl_unbiased: false,
         kl_coefficient: 0.0,
         entropy_coefficient: 0.0,
         reduction: Reduction::Sample,
@@ -56,7 +62,9 @@ fn options(model: &str, out: &Path) -> Options {
         admission: admission(Estimator::Combine),
         terms: terms(),
         rates: Rates { learning_rate: 1e-3, ..Rates::default() },
+        schedule: Schedule::default(),
         epochs: 1,
+        parts: 1,
         tokens_per_pass: 64,
         dtype: None,
         compute: Compute::default(),

@@ -83,11 +83,7 @@ pub(super) const NAMES: &[Name] = &[
     name("use-kl-loss", "train", Same(&[], "the KL counts as soon as `kl-coef` is above 0")),
     name("kl-loss-coef", "train", Is("kl-coef")),
     name("kl-loss-type", "train", Is("kl")),
-    name(
-        "use-unbiased-kl",
-        "",
-        Instead("the KL is not weighted by the ratio; its forms are those of `kl`"),
-    ),
+    name("use-unbiased-kl", "", Instead("`[train] kl-unbiased` weights the KL by the ratio")),
     name(
         "ref-load",
         "",
@@ -107,20 +103,7 @@ pub(super) const NAMES: &[Name] = &[
         "",
         Instead("the corrections there are: `importance = \"tis\"`, `\"icepop\"`, `\"off\"`"),
     ),
-    name(
-        "use-opsm",
-        "",
-        Instead(
-            "there is no such mask; `dual-clip` bounds the loss of negative advantages, `max-staleness` refuses old rows",
-        ),
-    ),
-    name(
-        "opsm-delta",
-        "",
-        Instead(
-            "there is no such mask; `dual-clip` bounds the loss of negative advantages, `max-staleness` refuses old rows",
-        ),
-    ),
+    name("use-opsm", "", Instead("`[train] opsm-delta` turns it on, 1e-4 by default there")),
     name("calculate-per-token-loss", "train", Sets("reduction", "token")),
     name(
         "loss-type",
@@ -142,7 +125,7 @@ pub(super) const NAMES: &[Name] = &[
     name("adam-beta1", "train", Same(&["0.9"], "it is 0.9")),
     name("adam-beta2", "train", Same(&["0.98"], "it is 0.98")),
     name("adam-eps", "train", Same(&["1e-8", "1e-08"], "it is 1e-8")),
-    name("lr-decay-style", "train", Same(&["constant"], "the learning rate is constant")),
+    name("lr-decay-style", "train", Is("schedule")),
     name("clip-grad", "train", Is("clip-norm")),
     name("rollout-batch-size", "train", Is("batch-turns")),
     name("global-batch-size", "train", Is("batch-turns")),
@@ -264,7 +247,7 @@ pub(super) const NAMES: &[Name] = &[
     name("custom-generate-function-path", "", Instead(PYTHON)),
     name("custom-rm-path", "", Instead(PYTHON)),
     name("use-wandb", "", Instead(METRICS)),
-    name("use-tensorboard", "", Instead(METRICS)),
+    name("use-tensorboard", "", Instead("`[train] tensorboard` is the folder of the event files")),
 ];
 
 /// Beginnings of names, for what their makers add to daily.
