@@ -32,7 +32,8 @@ fn every_loss_trains_and_tells_what_opsm_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let metrics = folder.path().join("metrics.jsonl");
         let path = metrics.to_str().unwrap();
-        let flags = ["--loss", form, "--opsm-delta", "0", "--epochs", "2", "--metrics", path];
+        let loss = ["--estimator", "grpo", "--loss", form, "--opsm-delta", "0", "--epochs", "2"];
+        let flags = [&loss[..], &["--metrics", path]].concat();
         train(folder.path(), &flags).assert().success();
         let line: Value = serde_json::from_slice(&fs::read(&metrics).unwrap()).unwrap();
         assert_eq!(line["reward"], -1.0);
