@@ -166,7 +166,7 @@ pub(crate) struct Args {
     /// How often each batch is gone through, its old log-probs held
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Parts that a batch is cut into, in order, each with an update of its own
+    /// Equal parts that a batch is cut into, in order, each with an update of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     mini_batches: u32,
     #[command(flatten)]

@@ -31,6 +31,6 @@ mod tensors;
 mod teacher_lp;
 mod template;
 #[cfg(feature = "torch")]
-mod train;
+pub(crate) mod train;
 mod trajectory;
 mod wire;

@@ -261,8 +261,8 @@ pub fn topk_surrogate(
     let zero = log_ratio.zeros_like();
     let entries = ppo_clip(&log_ratio.where_self(inside, &zero), advantages, clip);
     let over_ids = |values: Tensor| {
-        values.where_self(inside, &zero).sum_dim_intlist(&[-1i64][..], false, Kind::Float)
+        values.where_self(inside, &zero).sum_dim_intlist(&[-1i64][..], false, zero.kind())
     };
-    let size = inside.sum_dim_intlist(&[-1i64][..], false, Kind::Float).clamp_min(1.0);
+    let size = inside.sum_dim_intlist(&[-1i64][..], false, zero.kind()).clamp_min(1.0);
     Surrogate { loss: over_ids(entries.loss), clipped: over_ids(entries.clipped) / size }
 }

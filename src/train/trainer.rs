@@ -295,8 +295,11 @@ impl Trainer {
     /// each part of the batch.
     fn update(&mut self, batch: &[Prepared]) -> Result<Updates, Error> {
         let mut updates = Updates::default();
-        let size = batch.len().div_ceil(self.options.parts.max(1) as usize);
-        let parts: Vec<_> = batch.chunks(size).filter(|part| !self.pointless(part)).collect();
+        let count = self.options.parts.max(1) as usize;
+        let bound = |part: usize| batch.len() * part / count;
+        let parts = (0..count).map(|part| &batch[bound(part)..bound(part + 1)]);
+        let parts: Vec<_> =
+            parts.filter(|part| !part.is_empty() && !self.pointless(part)).collect();
         for part in (0..self.options.epochs.max(1)).flat_map(|_| &parts) {
             zero_gradients(self.model.trained());
             let budget = self.options.tokens_per_pass;
@@ -312,6 +315,7 @@ impl Trainer {
             match step {
                 Some(update) => {
                     self.skips_in_a_row = 0;
+                    tracing::debug!(update = self.optimizer.updates, "the weights have moved");
                     updates.changed = updates.changed.max(update.changed);
                     updates.update = Some(update);
                 }

@@ -1,36 +1,62 @@
 //! Killed at every file operation of a checkpoint, then started again.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
+use std::thread::{self, JoinHandle};
 
 use oclaw::advantage::{self, Estimator, Method};
 use oclaw::table::Format;
+use oclaw::train::{Ledger, Options, Rates, Schedule, Shape, Trainer};
+use oclaw::trajectory::Turn;
 
 use crate::forge::{STAGES, finished, write};
 use crate::harness::{fixture_models as models, oclaw};
+use crate::room::train::options;
 
-/// Stands before the C library: kills the process ahead of its n-th operation that
-/// changes something below a folder.
+/// Stands before the C library: ahead of each operation that changes something below a
+/// folder, and of each line on standard error, it tells what it is about and waits for
+/// leave. What lies on the disk meanwhile is what a kill at that moment leaves.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+
+__attribute__((constructor)) static void end_with_the_test(void) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+}
+static int fifo(const char *name, int flags) {
+    return syscall(SYS_openat, AT_FDCWD, getenv(name), flags, 0);
+}
+static void ask(const char *what, size_t length) {
+    char leave = 0;
+    pthread_mutex_lock(&one_at_a_time);
+    int told = fifo("WATCH_TOLD", O_WRONLY);
+    syscall(SYS_write, told, what, length);
+    syscall(SYS_close, told);
+    int answer = fifo("WATCH_ANSWER", O_RDONLY);
+    syscall(SYS_read, answer, &leave, 1);
+    syscall(SYS_close, answer);
+    if (leave != 'g') for (kill(getpid(), SIGKILL);;) pause();
+    pthread_mutex_unlock(&one_at_a_time);
+}
 static void at_path(const char *path) {
-    static int count;
-    const char *root = getenv("KILL_BELOW"), *at = getenv("KILL_AT");
-    if (root && at && !strncmp(path, root, strlen(root))
-        && __atomic_add_fetch(&count, 1, __ATOMIC_SEQ_CST) == atoi(at))
-        for (kill(getpid(), SIGKILL);;) pause();
+    const char *root = getenv("WATCH_BELOW");
+    if (root && !strncmp(path, root, strlen(root))) ask(path, strlen(path));
 }
 static void at_fd(int fd) {
     char link[64], path[4096];
@@ -56,7 +82,9 @@ int openat(int fd, const char *path, int flags, ...) {
 int openat64(int fd, const char *path, int flags, ...) {
     REAL(openat64); MODE(flags); if (WRITES(flags)) at_place(fd, path); return real(fd, path, flags, mode);
 }
-ssize_t write(int fd, const void *bytes, size_t n) { REAL(write); at_fd(fd); return real(fd, bytes, n); }
+ssize_t write(int fd, const void *bytes, size_t n) {
+    REAL(write); if (fd == 2) ask(bytes, n); else at_fd(fd); return real(fd, bytes, n);
+}
 ssize_t writev(int fd, const struct iovec *parts, int n) { REAL(writev); at_fd(fd); return real(fd, parts, n); }
 ssize_t copy_file_range(int in, off64_t *from, int out, off64_t *to, size_t n, unsigned flags) {
     REAL(copy_file_range); at_fd(out); return real(in, from, out, to, n, flags);
@@ -76,17 +104,76 @@ fn shim(folder: &Path) -> PathBuf {
     let (source, library) = (folder.join("shim.c"), folder.join("shim.so"));
     fs::write(&source, SHIM).unwrap();
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-O0", "-o"]).args([&library, &source]).arg("-ldl");
+    compiler.args(["-shared", "-fPIC", "-O0", "-o"]).args([&library, &source]);
+    compiler.args(["-ldl", "-lpthread"]);
     assert!(compiler.status().unwrap().success());
     library
 }
 
-fn train(out: &Path, input: &Path) -> assert_cmd::Command {
+/// A run that stops at every operation.
+struct Watched {
+    told: PathBuf,
+    answer: PathBuf,
+    run: JoinHandle<Output>,
+}
+
+impl Watched {
+    fn start(root: &Path, library: &Path, mut command: assert_cmd::Command, out: &Path) -> Self {
+        let [told, answer] = ["told", "answer"].map(|name| {
+            let fifo = root.join(name);
+            let _ = fs::remove_file(&fifo);
+            assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+            fifo
+        });
+        command.env("LD_PRELOAD", library).env("WATCH_BELOW", out);
+        command.env("WATCH_TOLD", &told).env("WATCH_ANSWER", &answer);
+        let end = told.clone();
+        let run = thread::spawn(move || {
+            let output = command.output().unwrap();
+            fs::write(end, "").unwrap();
+            output
+        });
+        Self { told, answer, run }
+    }
+
+    /// Waits until the run stops, and returns at what; nothing, if it has ended.
+    fn stop(&self) -> Option<String> {
+        let what = fs::read(&self.told).unwrap();
+        (!what.is_empty()).then(|| String::from_utf8_lossy(&what).into_owned())
+    }
+
+    fn go_on(&self) {
+        fs::write(&self.answer, "g").unwrap();
+    }
+
+    /// Kills it where it stands.
+    fn kill(self) {
+        fs::write(&self.answer, "k").unwrap();
+        assert_eq!(self.stop(), None);
+        assert_eq!(self.run.join().unwrap().status.signal(), Some(9));
+    }
+}
+
+fn command(out: &Path, input: &Path) -> assert_cmd::Command {
     let mut command = oclaw();
-    command.args(["train", "--lr", "1e-3", "--keep", "1", "--schedule", "cosine"]);
-    command.args(["--total-steps", "4", "--model"]).arg(models().join("tiny-qwen3"));
-    command.arg("--out").args([out, input]);
+    command.args(["train", "-vv", "--lr", "1e-3", "--keep", "1", "--mini-batches", "2"]);
+    command.args(["--schedule", "cosine", "--total-steps", "4"]);
+    command.arg("--model").arg(models().join("tiny-qwen3")).arg("--out").args([out, input]);
     command
+}
+
+/// Starts again in this process, which is quicker than another.
+fn start_again(out: &Path, turns: &[Turn]) {
+    let options = Options {
+        rates: Rates { learning_rate: 1e-3, ..Rates::default() },
+        schedule: Schedule { warmup: 0, shape: Shape::Cosine, total: 4 },
+        parts: 2,
+        keep: 1,
+        ..options("tiny-qwen3", out)
+    };
+    let mut trainer = Trainer::open(options).unwrap();
+    let samples = trainer.collect(&mut turns.to_vec().into(), None);
+    trainer.train(samples).unwrap();
 }
 
 /// What a run leaves: the newest policy's step, weights, optimiser and ledger.
@@ -102,42 +189,99 @@ fn copy(from: &Path, to: &Path) {
     assert!(command.arg("-a").args([from, to]).status().unwrap().success());
 }
 
+/// A folder with a policy, and what a second step makes of it.
+struct Scene {
+    _folder: tempfile::TempDir,
+    root: PathBuf,
+    library: PathBuf,
+    table: PathBuf,
+    turns: Vec<Turn>,
+    base: PathBuf,
+    before: (PathBuf, Vec<Vec<u8>>),
+    after: (PathBuf, Vec<Vec<u8>>),
+}
+
+impl Scene {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let method = Method::new(Estimator::Combine);
+        let noted = |number| advantage::note(finished("s", number), false, &method);
+        let table =
+            |name: &str, turns: &[Turn]| write(&root.join(name), Format::Parquet, &STAGES, turns);
+        let turns = vec![noted(2), noted(3), noted(4)];
+        let (base, whole) = (root.join("base"), root.join("whole"));
+        command(&base, &table("1.parquet", &[noted(1)])).assert().success();
+        copy(&base, &whole);
+        start_again(&whole, &turns);
+        Self {
+            library: shim(&root),
+            table: table("2.parquet", &turns),
+            before: left(&base),
+            after: left(&whole),
+            _folder: folder,
+            root,
+            turns,
+            base,
+        }
+    }
+
+    fn watch(&self, out: &Path) -> Watched {
+        copy(&self.base, out);
+        Watched::start(&self.root, &self.library, command(out, &self.table), out)
+    }
+
+    /// Starts again where a run was killed. Each turn must be trained once.
+    fn check(&self, out: &Path, at: &str) {
+        start_again(out, &self.turns);
+        assert!(left(out) == self.after, "{at}: started again, it came to other bits");
+        let ledger = Ledger::read(&out.join("latest/oclaw/ledger.parquet")).unwrap();
+        let step = |turn: &Turn| ledger.entry(&turn.turn_id).map(|entry| entry.step);
+        assert!(self.turns.iter().all(|turn| step(turn) == Some(2)), "{at}");
+        assert_eq!(ledger.trained(), 4, "{at}");
+    }
+}
+
 #[test]
 fn killed_at_any_file_operation_a_run_goes_on_to_the_same_bits() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().canonicalize().unwrap();
-    let library = shim(&root);
-    let method = Method::new(Estimator::Combine);
-    let table = |name: &str, number| {
-        let turn = advantage::note(finished("s", number), false, &method);
-        write(&root.join(name), Format::Parquet, &STAGES, &[turn])
-    };
-    let (first, second) = (table("1.parquet", 1), table("2.parquet", 2));
-    let (base, whole) = (root.join("base"), root.join("whole"));
-    train(&base, &first).assert().success();
-    copy(&base, &whole);
-    train(&whole, &second).assert().success();
-    let (before, wanted) = (left(&base), left(&whole));
-    let (mut old, mut new) = (0, 0);
-    for at in 1..400 {
-        let out = root.join(format!("killed-{at}"));
-        copy(&base, &out);
-        let mut command = train(&out, &second);
-        command.env("LD_PRELOAD", &library).env("KILL_BELOW", &out);
-        let run = command.env("KILL_AT", at.to_string()).output().unwrap();
-        if run.status.success() {
-            break;
-        }
-        assert_eq!(run.status.code(), None, "at {at}: {}", String::from_utf8_lossy(&run.stderr));
+    let scene = Scene::new();
+    let out = scene.root.join("watched");
+    let run = scene.watch(&out);
+    let (mut old, mut new, mut amid) = (0, 0, 0);
+    while let Some(at) = run.stop() {
+        let killed = scene.root.join("killed");
+        copy(&out, &killed);
         // At every moment the newest policy is one or the other, and whole.
-        match left(&out) {
-            found if found == before => old += 1,
-            found if found == wanted => new += 1,
-            (step, _) => panic!("at {at}: `latest` is {}, and broken", step.display()),
+        match left(&killed) {
+            found if found == scene.before => old += 1,
+            found if found == scene.after => new += 1,
+            (step, _) => panic!("{at}: `latest` is {}, and broken", step.display()),
         }
-        train(&out, &second).assert().success();
-        assert!(left(&out) == wanted, "at {at}: started again, it came to other bits");
-        fs::remove_dir_all(&out).unwrap();
+        amid += u32::from(at.contains("have moved"));
+        scene.check(&killed, &at);
+        fs::remove_dir_all(&killed).unwrap();
+        run.go_on();
     }
-    assert!(old > 10 && new > 0, "killed {old} times before `latest` moved and {new} after");
+    assert!(run.run.join().unwrap().status.success());
+    assert!(left(&out) == scene.after);
+    assert!(old > 50 && new > 5, "{old} times before `latest` moved, {new} after");
+    // After the update of the first part, and after that of the second.
+    assert_eq!(amid, 2);
+}
+
+/// Likewise with a real signal: amid the parts of a batch, amid a file, and between the
+/// two renames.
+#[test]
+fn a_killed_run_trains_each_turn_once() {
+    let scene = Scene::new();
+    for moment in ["have moved", "optimizer.safetensors", ".tmp-latest"] {
+        let out = scene.root.join(moment);
+        let run = scene.watch(&out);
+        while !run.stop().expect("it ended too early").contains(moment) {
+            run.go_on();
+        }
+        run.kill();
+        assert!(left(&out) == scene.before, "{moment}");
+        scene.check(&out, moment);
+    }
 }

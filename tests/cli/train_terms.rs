@@ -19,7 +19,7 @@ fn table(folder: &Path) -> PathBuf {
 
 fn train(folder: &Path, flags: &[&str]) -> assert_cmd::Command {
     let mut command = oclaw();
-    command.args(["train", "--lr", "1e-3", "--model"]).arg(models().join("tiny-qwen3"));
+    command.args(["train", "--lr", "1e-4", "--model"]).arg(models().join("tiny-qwen3"));
     command.arg("--out").arg(folder.join("policy")).args(flags).arg(table(folder));
     command
 }
@@ -73,7 +73,7 @@ fn masked(bytes: &[u8]) -> u32 {
         }
     }
     let crc = !crc;
-    ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8)
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 /// Takes the records out of an event file.

@@ -55,7 +55,7 @@ fn terms() -> Terms {
     }
 }
 
-fn options(model: &str, out: &Path) -> Options {
+pub(crate) fn options(model: &str, out: &Path) -> Options {
     Options {
         model: Some(models().join(model)),
         out: out.to_owned(),

@@ -170,3 +170,58 @@ fn parts_of_a_batch_have_updates_of_their_own() {
     assert_eq!((trained.metrics.turns, trained.metrics.step), (3, 1));
     assert_eq!(read_record(&trained.policy.unwrap()).unwrap().updates, 4);
 }
+
+/// An answer of three tokens of which lc - lo is known.
+fn ahead(model: &Model, ratios: [f32; 3], advantages: [f32; 3]) -> Prepared {
+    let mut one = prepared(&judged(1, 1.0), [true; 3], 0.0);
+    let own = &sample_log_probs(model, &[&one.sample], 64)[0].own;
+    one.old_log_probs = own.iter().zip(ratios).map(|(own, ratio)| own - ratio).collect();
+    one.advantages = advantages.to_vec();
+    one
+}
+
+fn measured(one: &Prepared, form: Form, drift: Option<f64>, model: &Model) -> (Measures, f64) {
+    zero_gradients(model.parameters());
+    let clip = Clip { dual: None, ..CLIP };
+    let policy = Policy { form, clip, drift };
+    let terms = Terms { policy, importance: Importance::Off, ..terms() };
+    let found = gradients(model, std::slice::from_ref(one), &terms, 64);
+    (found, flat_gradient(model).norm().double_value(&[]))
+}
+
+/// By hand: the mean of lo - lc is 0.3. Blamed are the first and the last token.
+#[test]
+fn opsm_drops_what_is_blamed_in_an_answer_that_drifted() {
+    let model = trainable();
+    let one = ahead(&model, [-0.6, 0.0, -0.3], [-1.0, 1.0, -0.5]);
+    let (found, _) = measured(&one, Form::Ppo, Some(0.2), &model);
+    assert!((found.policy_loss + 1.0 / 3.0).abs() < 1e-5, "{found:?}");
+    assert!((found.dropped.unwrap() - 2.0 / 3.0).abs() < 1e-6, "{found:?}");
+    // Kept, both are clipped at 0.8: (0.8 - 1 + 0.4) / 3.
+    let (found, _) = measured(&one, Form::Ppo, Some(0.4), &model);
+    assert!((found.policy_loss - 0.2 / 3.0).abs() < 1e-5, "{found:?}");
+    assert_eq!(found.dropped, Some(0.0));
+    let blamed = ahead(&model, [-0.6, 0.0, -0.3], [-1.0, -1.0, -0.5]);
+    let (found, gradient) = measured(&blamed, Form::Ppo, Some(0.2), &model);
+    assert_eq!((found.policy_loss, gradient), (0.0, 0.0));
+}
+
+/// By hand: the mean of lc - lo is 0.4, a ratio of 1.4918, above 1.28; of the tokens'
+/// own ratios only the first is.
+#[test]
+fn gspo_clips_the_whole_answer() {
+    let model = trainable();
+    let praised = ahead(&model, [0.9, 0.1, 0.2], [1.0; 3]);
+    let (found, gradient) = measured(&praised, Form::Gspo, None, &model);
+    assert!((found.policy_loss + 1.28).abs() < 1e-5, "{found:?}");
+    assert!((found.clip_fraction - 1.0).abs() < 1e-6, "{found:?}");
+    assert_eq!(gradient, 0.0);
+    let blamed = ahead(&model, [0.9, 0.1, 0.2], [-1.0; 3]);
+    let (found, gradient) = measured(&blamed, Form::Gspo, None, &model);
+    assert!((found.policy_loss - 1.491_824_7).abs() < 1e-5, "{found:?}");
+    assert!(found.clip_fraction == 0.0 && gradient > 0.0, "{found:?}");
+    // PPO on the same: -(1.28 + 1.1052 + 1.2214) / 3, one of three clipped.
+    let (found, _) = measured(&praised, Form::Ppo, None, &model);
+    assert!((found.policy_loss + 1.202_191_1).abs() < 1e-5, "{found:?}");
+    assert!((found.clip_fraction - 1.0 / 3.0).abs() < 1e-6, "{found:?}");
+}
