@@ -18,7 +18,8 @@ use oclaw::advantage::{self, Estimator, Evidence, Method};
 use oclaw::loss::{Clip, KlKind, Reduction};
 use oclaw::model::{Dtype, LoadOptions, Model};
 use oclaw::train::{
-    AdamW, Form, Importance, Policy, Prepared, Rates, Sample, Terms, gradients, zero_gradients,
+    AdamW, Form, Importance, Policy, Prepared, Rates, Sample, Teaching, Terms, gradients,
+    zero_gradients,
 };
 use serde_json::{Value, json};
 
@@ -98,6 +99,7 @@ fn terms(recorded: &Value) -> Option<Terms> {
             clip: Clip { low: number("eps_low")?, high: number("eps_high")?, dual: None },
             drift: None,
         },
+        teaching: Teaching::Surrogate,
         importance: Importance::Off,
         kl: KlKind::LowVar,
         kl_unbiased: false,

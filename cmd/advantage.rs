@@ -34,7 +34,8 @@ use peers::Peers;
 ///
 /// Estimators, per response token t: `grpo` A = r; `opd` A = lt - lo; `combine`
 /// A = w_opd (lt - lo) + w_rl r, where a row without a hint has no first term;
-/// `hybrid` A = r, beside which `train` has a loss of its own for the hints.
+/// `hybrid` A = r, beside which `train` has a loss of its own for the hints;
+/// `topk-kl` has that loss alone, and 0 for A.
 /// Here lo is the server's log-prob. `train` computes its own and so its own
 /// advantages; a row in which the server left out a log-prob has no `advantages`
 /// here and can be trained all the same.
@@ -163,7 +164,7 @@ pub(crate) struct MethodArgs {
     /// Weight of the reward in `combine` and `hybrid`
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     w_rl: f32,
-    /// Weight of the teacher in `combine` and `hybrid`
+    /// Weight of the teacher in `combine`, `hybrid` and `topk-kl`
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     w_opd: f32,
     /// Limit on the size of lt - lo; 0 is none [default: none; 1 for `hybrid`]
@@ -212,6 +213,8 @@ pub(crate) enum EstimatorName {
     Combine,
     /// Reward and top-k distillation, two terms of the loss
     Hybrid,
+    /// KL from the teacher over its top-k and the rest (SDFT, SDPO)
+    TopkKl,
 }
 
 impl From<EstimatorName> for Estimator {
@@ -225,6 +228,7 @@ impl From<EstimatorName> for Estimator {
             EstimatorName::Opd => Self::Opd,
             EstimatorName::Combine => Self::Combine,
             EstimatorName::Hybrid => Self::Hybrid,
+            EstimatorName::TopkKl => Self::TopkKl,
         }
     }
 }

@@ -114,8 +114,8 @@ fn stages(setup: &Setup, findings: &mut Vec<Finding>) {
     // That nobody who teaches is left out is held by the loop's own reading of the file.
     let topk = setup.value("teacher-lp", "topk").is_some_and(|topk| topk != "0");
     findings.push(match trained.as_str() {
-        "hybrid" if !topk => {
-            let found = "`hybrid` needs the likeliest tokens of the teacher";
+        "hybrid" | "topk-kl" if !topk => {
+            let found = format!("`{trained}` needs the likeliest tokens of the teacher");
             Finding::fail("estimator", "[train]", found).remedy("`[teacher-lp] topk = 4`")
         }
         _ => Finding::ok("estimator", "[train]", trained),

@@ -93,6 +93,13 @@ use terms::{LossArgs, ScheduleArgs};
 /// without a hint has no such term, a hint with a value that is not finite none
 /// at that token. The columns come from `oclaw teacher-lp --topk 4`.
 ///
+/// `topk-kl` (SDFT, Shenfeld et al. 2026; SDPO, Hübotter et al. 2026) has no policy
+/// term: its loss is `--w-opd` times the KL of the policy from the teacher, over the
+/// top-k ids of the first usable hint and one bin for all other ids: sum of p (log p -
+/// log t), with the log of the bin log(1 - exp(min(s, -1e-7))), s = logsumexp of the k
+/// log-probs. Both are at the teacher's temperature. Turns without a hint are not
+/// trained, and nothing is clipped.
+///
 /// The reward part of an advantage is read from `rl_advantages`: `rloo`,
 /// `reinforce++`, `reinforce++-baseline` and `gae` train tables that `oclaw
 /// advantage` made with the same `--estimator`. Under `reinforce++` the advantages

@@ -47,11 +47,13 @@ pub enum Estimator {
     Combine,
     /// `A_t = r` beside a second loss, top-k distillation, which is `train`'s.
     Hybrid,
+    /// No advantages: the loss is the KL from the teacher, which is `train`'s.
+    TopkKl,
 }
 
 impl Estimator {
     /// Every estimator, in the order of the documentation.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Grpo,
         Self::Rloo,
         Self::ReinforcePlusPlus,
@@ -60,6 +62,7 @@ impl Estimator {
         Self::Opd,
         Self::Combine,
         Self::Hybrid,
+        Self::TopkKl,
     ];
 
     /// Returns the name on the command line.
@@ -73,18 +76,24 @@ impl Estimator {
             Self::Opd => "opd",
             Self::Combine => "combine",
             Self::Hybrid => "hybrid",
+            Self::TopkKl => "topk-kl",
         }
     }
 
     /// Returns whether it reads rewards.
     pub fn reads_rewards(self) -> bool {
-        self != Self::Opd
+        !matches!(self, Self::Opd | Self::TopkKl)
     }
 
     /// Returns whether it reads the teacher's log-probs. (The others do for
     /// promoted turns, but run well without.)
     pub fn reads_teacher(self) -> bool {
-        matches!(self, Self::Opd | Self::Combine | Self::Hybrid)
+        matches!(self, Self::Opd | Self::Combine) || self.reads_topk()
+    }
+
+    /// Returns whether it reads the likeliest tokens of the teacher.
+    pub fn reads_topk(self) -> bool {
+        matches!(self, Self::Hybrid | Self::TopkKl)
     }
 
     /// Returns whether its reward part is another number than the reward even
@@ -98,7 +107,7 @@ impl Estimator {
 
     /// Returns whether rows can be grouped under it.
     pub fn can_group(self) -> bool {
-        !matches!(self, Self::Opd | Self::ReinforcePlusPlus | Self::Gae)
+        !matches!(self, Self::Opd | Self::TopkKl | Self::ReinforcePlusPlus | Self::Gae)
     }
 
     /// Returns whether rows must be grouped under it.
@@ -120,7 +129,7 @@ pub struct Method {
     pub estimator: Estimator,
     /// Weight of the reward term in `combine` and `hybrid`.
     pub reward_weight: f32,
-    /// Weight of the distillation term in `combine` and `hybrid`.
+    /// Weight of the distillation term in `combine`, `hybrid` and `topk-kl`.
     pub distill_weight: f32,
     /// Limit on the size of `lt_t - lo_t`, if there is one.
     pub distill_clip: Option<f32>,
@@ -179,7 +188,7 @@ impl Evidence<'_> {
 ///
 /// A row without a usable hint has no distillation term (the reference distils
 /// it towards the teacher without a hint). Of `hybrid` this is the reward part,
-/// weighted; 0 where there is only a hint.
+/// weighted; 0 where there is only a hint, as under `topk-kl` everywhere.
 pub fn advantages(method: &Method, evidence: &Evidence<'_>) -> Option<Vec<f32>> {
     let Evidence { teacher, old, promoted, .. } = *evidence;
     let distilled = || teacher.map(|teacher| opd(teacher, old, method.distill_clip));
@@ -205,6 +214,7 @@ pub fn advantages(method: &Method, evidence: &Evidence<'_>) -> Option<Vec<f32>> 
             (None, Some(_)) => Some(vec![0.0; old.len()]),
             (None, None) => None,
         },
+        Estimator::TopkKl => teacher.map(|_| vec![0.0; old.len()]),
     }
 }
 

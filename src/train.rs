@@ -21,6 +21,7 @@ mod sample;
 mod schedule;
 mod start;
 mod surrogate;
+mod teaching;
 mod trainer;
 
 use std::io;
@@ -41,6 +42,7 @@ pub use sample::{Admission, OldLogProbs, Refusal, Sample, admit};
 pub use schedule::{Schedule, Shape};
 pub use start::{Compute, Options};
 pub use surrogate::{Form, Policy};
+pub use teaching::Teaching;
 pub use trainer::{Fault, Trained, Trainer};
 
 /// What ends a run.

@@ -248,5 +248,8 @@ fn table(comparison: &Comparison) -> String {
             "`hybrid` is shown by its reward part; `train` adds a loss of its own for the hints.\n",
         );
     }
+    if sides.iter().any(|(method, _)| method.estimator == Estimator::TopkKl) {
+        text.push_str("`topk-kl` has no advantages: `train` has a loss of its own for it.\n");
+    }
     text
 }

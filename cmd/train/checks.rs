@@ -30,8 +30,10 @@ pub(super) fn check_columns(source: &Source, method: &Method) -> Result<(), stag
 pub(super) fn check_topk(queue: &VecDeque<Turn>, method: &Method) -> Result<(), stage::Error> {
     let taught = |turn: &&Turn| turn.teacher_log_probs.iter().flatten().any(Option::is_some);
     let lacking = |turn: &Turn| turn.teacher_topk_ids.is_none() || turn.student_topk_ids.is_none();
-    let hybrid = method.estimator == Estimator::Hybrid;
-    match hybrid && queue.iter().any(|turn| taught(&turn)) && queue.iter().all(lacking) {
+    match method.estimator.reads_topk()
+        && queue.iter().any(|turn| taught(&turn))
+        && queue.iter().all(lacking)
+    {
         true => Err(stage::Error::ColumnMissing {
             column: "teacher_topk_ids",
             stage: "teacher-lp --topk 4",

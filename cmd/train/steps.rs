@@ -124,7 +124,7 @@ pub(super) fn options(args: &Args, context: &Context, method: &Method) -> anyhow
             // The trainer puts the model's in.
             vocabulary: 0,
         },
-        terms: args.loss.terms(),
+        terms: args.loss.terms(method),
         rates: rates(args),
         schedule: args.schedule.schedule(),
         epochs: args.epochs,
@@ -308,8 +308,10 @@ pub(super) fn warn(trained: &Trained, context: &Context) {
             changed * 100.0
         ));
     }
+    // Advantages that are all 0 are no term of the loss.
     if let Some(std) = metrics.advantage_std
         && std < 0.1
+        && metrics.advantage_zero < Some(1.0)
     {
         warn(format!("advantages hardly differ (std {std:.4})"));
     }

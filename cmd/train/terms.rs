@@ -110,8 +110,9 @@ pub(super) enum ImportanceName {
 
 #[cfg(feature = "torch")]
 mod settled {
+    use oclaw::advantage::{Estimator, Method};
     use oclaw::loss::{Clip, KlKind, Reduction};
-    use oclaw::train::{Form, Importance, Policy, Schedule, Shape, Terms};
+    use oclaw::train::{Form, Importance, Policy, Schedule, Shape, Teaching, Terms};
 
     use super::{ImportanceName, KlName, LossArgs, LossName, ScheduleArgs, ScheduleName};
     use crate::reduction::ReductionName;
@@ -138,7 +139,7 @@ mod settled {
         }
 
         /// Returns the terms.
-        pub(in crate::train) fn terms(&self) -> Terms {
+        pub(in crate::train) fn terms(&self, method: &Method) -> Terms {
             let (low, high) = (self.importance_low, self.importance_high);
             let dual = Some(self.dual_bound()).filter(|bound| *bound > 0.0);
             Terms {
@@ -150,6 +151,10 @@ mod settled {
                     },
                     clip: Clip { low: self.clip_low, high: self.clip_high, dual },
                     drift: self.opsm_delta,
+                },
+                teaching: match method.estimator {
+                    Estimator::TopkKl => Teaching::Kl { weight: method.distill_weight.into() },
+                    _ => Teaching::Surrogate,
                 },
                 importance: match self.importance {
                     ImportanceName::Tis => Importance::Truncated { low, high },

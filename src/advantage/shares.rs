@@ -56,7 +56,7 @@ pub fn shares(method: &Method, members: &[Member]) -> HashMap<String, f32> {
         Estimator::Grpo | Estimator::Combine | Estimator::Hybrid => {
             in_groups(members, |rewards, groups| normalize_groups(rewards, groups, Scale::Std))
         }
-        Estimator::Opd | Estimator::ReinforcePlusPlus => HashMap::new(),
+        Estimator::Opd | Estimator::TopkKl | Estimator::ReinforcePlusPlus => HashMap::new(),
     }
 }
 

@@ -24,7 +24,7 @@ const OPTIONAL: [&str; 6] = ["judge", "hint", "teacher-lp", "advantage", "train"
 
 /// The estimator unless it is told, and those that learn from a teacher.
 const ESTIMATOR: &str = "combine";
-const TAUGHT: [&str; 3] = ["opd", "combine", "hybrid"];
+const TAUGHT: [&str; 4] = ["opd", "combine", "hybrid", "topk-kl"];
 
 /// What is wanted beside the plan.
 #[derive(Debug, Clone)]

@@ -1,5 +1,5 @@
-//! The part of `hybrid` that `train` has the numbers for: from the top-k columns
-//! of a row to what each id of each token's subset is worth.
+//! The part of `hybrid` and `topk-kl` that `train` has the numbers for: from the
+//! top-k columns of a row to what each id of each token's subset is worth.
 
 use tch::{Kind, Tensor};
 
@@ -136,6 +136,8 @@ pub struct Distilled {
     pub advantages: Vec<f32>,
     /// The old policy's log-probs at the ids.
     pub old_log_probs: Vec<f32>,
+    /// The teacher's; of those outside they say nothing.
+    pub teacher: Vec<f32>,
     /// Per token: how far the teacher is from the old policy, `Σ_v w_v |d_v|`.
     pub gaps: Vec<f32>,
     /// Per token: the ids that the chosen candidate shares with the student.
@@ -169,6 +171,7 @@ impl Distilled {
             inside: flags(&subset.inside),
             advantages: numbers(&(worth.advantages * f64::from(method.distill_weight))),
             old_log_probs: old,
+            teacher: numbers(&subset.teacher),
             gaps: numbers(&gaps),
             overlaps: numbers(&subset.overlap),
             unusable: flags(&subset.unusable),

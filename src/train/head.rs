@@ -72,33 +72,45 @@ pub(super) struct Chunk<'a> {
 ///
 /// The gradient of the logits is written by hand,
 /// `g (onehot - p) - h p (log p + H)` with `g` and `h` the loss's derivatives by
-/// log-prob (summed over a token's ids) and entropy, so that autograd never holds a second copy of them.
+/// log-prob (summed over a token's ids) and entropy, so that autograd never holds a second
+/// copy of them. `temperatures` are those of the tokens themselves and of their further ids.
 pub(super) fn backward(
     model: &Model,
     pack: &Pack<'_>,
     pass: Pass<'_>,
-    temperature: &Tensor,
+    temperatures: [&Tensor; 2],
     mut loss: impl FnMut(&Chunk<'_>) -> Tensor,
 ) {
+    let k = pack.targets.size()[1] - 1;
+    let columns: &[_] = match k == 0 || temperatures[0].equal(temperatures[1]) {
+        true => &[(temperatures[0], 0, 1 + k)],
+        false => &[(temperatures[0], 0, 1), (temperatures[1], 1, k)],
+    };
     let constant = pass.hidden().detach().index_select(0, &pack.rows);
     let gradient = constant.zeros_like();
     for (start, length) in chunks(constant.size()[0], chunk_rows(model)) {
         let rows = constant.narrow(0, start, length).set_requires_grad(true);
         let logits = model.head(&rows);
         let targets = pack.targets.narrow(0, start, length);
-        let temperature = temperature.narrow(0, start, length).unsqueeze(-1);
-        let log_probs = tch::no_grad(|| (&logits / &temperature).log_softmax(-1, Kind::Float));
+        let readings: Vec<_> = columns
+            .iter()
+            .map(|(temperature, first, count)| {
+                let temperature = temperature.narrow(0, start, length).unsqueeze(-1);
+                Reading::new(&logits, targets.narrow(1, *first, *count), temperature)
+            })
+            .collect();
         let entropy = tch::no_grad(|| {
-            -(log_probs.exp() * &log_probs).sum_dim_intlist(&[-1i64][..], false, Kind::Float)
+            let log_probs = &readings[0].log_probs;
+            -(log_probs.exp() * log_probs).sum_dim_intlist(&[-1i64][..], false, Kind::Float)
         });
         let entropy = entropy.set_requires_grad(true);
-        let trained = chosen(&log_probs, &targets).set_requires_grad(true);
-        let (own, further) = (trained.select(1, 0), trained.narrow(1, 1, trained.size()[1] - 1));
+        let all = Tensor::cat(&readings.iter().map(|it| &it.chosen).collect::<Vec<_>>(), 1);
+        let (own, further) = (all.select(1, 0), all.narrow(1, 1, k));
         let chunk = Chunk { start, length, log_probs: &own, further: &further, entropy: &entropy };
         loss(&chunk).backward();
         let by_logits = tch::no_grad(|| {
-            let by_logits = logits_gradient(&log_probs, &targets, &trained, &entropy);
-            by_logits / &temperature
+            let own = readings[0].logits_gradient(Some(&entropy));
+            readings[1..].iter().fold(own, |sum, reading| sum + reading.logits_gradient(None))
         });
         (logits * by_logits).sum(Kind::Float).backward();
         gradient.narrow(0, start, length).copy_(&rows.grad());
@@ -107,24 +119,43 @@ pub(super) fn backward(
     pass.backward(&all);
 }
 
-/// Returns the derivative of the loss by the (tempered) logits.
-fn logits_gradient(
-    log_probs: &Tensor,
-    targets: &Tensor,
-    trained: &Tensor,
-    entropy: &Tensor,
-) -> Tensor {
-    let by_log_prob = trained.grad();
-    let probs = log_probs.exp();
-    let by_entropy = entropy.grad();
-    let spread = by_entropy
-        .defined()
-        .then(|| (log_probs + entropy.unsqueeze(-1)) * &probs * by_entropy.unsqueeze(-1));
-    let all = by_log_prob.sum_dim_intlist(&[-1i64][..], true, Kind::Float);
-    let mut gradient = probs * -all;
-    let _ = gradient.scatter_add_(-1, targets, &by_log_prob);
-    match spread {
-        Some(spread) => gradient - spread,
-        None => gradient,
+/// Some ids of each row, read at one temperature.
+struct Reading {
+    temperature: Tensor,
+    /// Over the vocabulary.
+    log_probs: Tensor,
+    ids: Tensor,
+    /// Those of the ids, a leaf.
+    chosen: Tensor,
+}
+
+impl Reading {
+    fn new(logits: &Tensor, ids: Tensor, temperature: Tensor) -> Self {
+        let log_probs = tch::no_grad(|| (logits / &temperature).log_softmax(-1, Kind::Float));
+        let chosen = chosen(&log_probs, &ids).set_requires_grad(true);
+        Self { temperature, log_probs, ids, chosen }
+    }
+
+    /// Returns the derivative of the loss by the logits, as far as it comes by these
+    /// log-probs and by the entropy of the rows.
+    fn logits_gradient(&self, entropy: Option<&Tensor>) -> Tensor {
+        let probs = self.log_probs.exp();
+        let spread = entropy.filter(|entropy| entropy.grad().defined()).map(|entropy| {
+            let by_entropy = entropy.grad().unsqueeze(-1);
+            (&self.log_probs + entropy.unsqueeze(-1)) * &probs * by_entropy
+        });
+        // Not there where the loss has no term of these ids.
+        let by_log_prob = match self.chosen.grad() {
+            gradient if gradient.defined() => gradient,
+            _ => self.chosen.zeros_like(),
+        };
+        let all = by_log_prob.sum_dim_intlist(&[-1i64][..], true, Kind::Float);
+        let mut gradient = probs * -all;
+        let _ = gradient.scatter_add_(-1, &self.ids, &by_log_prob);
+        let gradient = match spread {
+            Some(spread) => gradient - spread,
+            None => gradient,
+        };
+        gradient / &self.temperature
     }
 }

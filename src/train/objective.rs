@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use crate::loss::{self, Clip, KlKind, Reduction};
+use crate::loss::{self, KlKind, Reduction};
 use crate::model::Model;
 
 use super::distil::{Distilled, Further};
@@ -10,6 +10,7 @@ use super::head::{self, Chunk};
 use super::pack::{Pack, packs};
 use super::sample::Sample;
 use super::surrogate::{Answers, Policy, Term, Tokens};
+use super::teaching::{self, Teaching};
 
 /// A sample with all that its loss needs. Every list has one entry per response
 /// token; those of masked tokens are never read.
@@ -53,6 +54,8 @@ pub enum Importance {
 pub struct Terms {
     /// The policy term.
     pub policy: Policy,
+    /// The term of top-k distillation.
+    pub teaching: Teaching,
     /// Correction for the server's probabilities.
     pub importance: Importance,
     /// Form of the KL to the reference policy.
@@ -108,40 +111,8 @@ struct Columns {
     /// 1 where the server gave a log-prob.
     known: Tensor,
     weights: Tensor,
-    distilled: Option<DistilledColumns>,
+    distilled: Option<teaching::Columns>,
     answers: Option<Answers>,
-}
-
-/// The same for top-k distillation, `[N, k]` each.
-struct DistilledColumns {
-    inside: Tensor,
-    advantages: Tensor,
-    old: Tensor,
-}
-
-impl DistilledColumns {
-    fn new(pack: &Pack<'_>, batch: &[Prepared], k: usize) -> Self {
-        let collect = |value: fn(&Distilled, usize) -> f32| {
-            pack.columns(k, |sample, token, place| match &batch[sample].distilled {
-                Some(distilled) if place < distilled.k => {
-                    value(distilled, token * distilled.k + place)
-                }
-                _ => 0.0,
-            })
-        };
-        Self {
-            inside: collect(|distilled, at| f32::from(u8::from(distilled.inside[at]))).gt(0.0),
-            advantages: collect(|distilled, at| distilled.advantages[at]),
-            old: collect(|distilled, at| distilled.old_log_probs[at]),
-        }
-    }
-
-    /// Returns the term of some of the tokens.
-    fn surrogate(&self, chunk: &Chunk<'_>, clip: &Clip) -> loss::Surrogate {
-        let part = |column: &Tensor| column.narrow(0, chunk.start, chunk.length);
-        let ratio = loss::log_ratio(chunk.further, &part(&self.old));
-        loss::topk_surrogate(&ratio, &part(&self.advantages), &part(&self.inside), clip)
-    }
 }
 
 impl Columns {
@@ -219,11 +190,13 @@ impl Columns {
             total = &total + kl * terms.kl_coefficient;
         }
         if let Some(distilled) = &self.distilled {
-            let surrogate = distilled.surrogate(chunk, &terms.policy.clip);
-            let term = sum(&surrogate.loss);
+            let (term, clipped) = distilled.loss(chunk, terms);
+            let term = sum(&term);
             *measures.distill_loss.get_or_insert(0.0) += term.double_value(&[]);
-            *measures.distill_clip_fraction.get_or_insert(0.0) +=
-                sum(&surrogate.clipped).double_value(&[]);
+            if let Some(clipped) = clipped {
+                *measures.distill_clip_fraction.get_or_insert(0.0) +=
+                    sum(&clipped).double_value(&[]);
+            }
             total = &total + term;
         }
         measures.loss += total.double_value(&[]);
@@ -258,15 +231,22 @@ pub fn gradients(model: &Model, batch: &[Prepared], terms: &Terms, budget: usize
     let further = Further::of(&ids);
     for pack in packs(&samples, further, budget, model.device()) {
         let mut columns = Columns::new(&pack, batch, terms, &weights);
-        columns.distilled = (further.k > 0).then(|| DistilledColumns::new(&pack, batch, further.k));
+        columns.distilled =
+            (further.k > 0).then(|| teaching::Columns::new(&pack, batch, further.k));
         known += columns.known_weight();
         let temperature = pack.column(|sample, _| samples[sample].temperature as f32);
+        let of_further = match terms.teaching {
+            Teaching::Surrogate => temperature.shallow_clone(),
+            Teaching::Kl { .. } => {
+                pack.column(|sample, _| samples[sample].teacher_temperature as f32)
+            }
+        };
         let pass = model.pass(&pack.ids, &pack.lengths);
         if terms.policy.needs_answers() {
             let own = head::log_probs_of(model, &pack, pass.hidden(), &[&temperature]);
             columns.whole(&terms.policy, &pack, &own[0].select(1, 0));
         }
-        head::backward(model, &pack, pass, &temperature, |chunk| {
+        head::backward(model, &pack, pass, [&temperature, &of_further], |chunk| {
             columns.loss(chunk, terms, &mut measures)
         });
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::advantage::{self, Estimator, Method};
+use crate::loss::{HintSelection, SubsetIds};
 use crate::trajectory::Turn;
 use crate::trajectory::lint::{
     LARGEST_ADVANTAGE, SMALLEST_TEMPERATURE, bad_advantage, bad_temperature,
@@ -56,7 +57,7 @@ pub enum OldLogProbs {
 pub struct Admission {
     /// The estimator: a row must carry a signal that it uses.
     pub method: Method,
-    /// Which hints teach which ids, under `hybrid`.
+    /// Which hints teach which ids, under `hybrid`; see [`Admission::distillation`].
     pub distillation: Distillation,
     /// Whose log-probs stand for the old policy's.
     pub old_log_probs: OldLogProbs,
@@ -69,6 +70,18 @@ pub struct Admission {
     pub assume_temperature: Option<f64>,
     /// Number of ids the model knows.
     pub vocabulary: i64,
+}
+
+impl Admission {
+    /// Returns which hints teach which ids: under `topk-kl` the first those of its own.
+    pub(super) fn distillation(&self) -> Distillation {
+        match self.method.estimator {
+            Estimator::TopkKl => {
+                Distillation { selection: HintSelection::Shortest, subset: SubsetIds::Teacher }
+            }
+            _ => self.distillation,
+        }
+    }
 }
 
 /// Why a row is not trained.
@@ -110,12 +123,10 @@ pub fn admit(turn: &Turn, step: u64, admission: &Admission) -> Result<Sample, Re
     let rewarded = reward.is_some_and(|reward| reward != 0.0)
         || reward_part.iter().flatten().any(|value| *value != 0.0);
     let topk = topk(turn, admission)?;
-    let taught = match admission.method.estimator {
-        Estimator::Hybrid => topk.is_some(),
-        _ => teacher.is_some(),
-    };
+    let reads_topk = admission.method.estimator.reads_topk();
+    let taught = if reads_topk { topk.is_some() } else { teacher.is_some() };
     if !mask.contains(&true) || !has_signal(&admission.method, rewarded, taught, promoted) {
-        let hinted = teacher.is_some() && admission.method.estimator == Estimator::Hybrid;
+        let hinted = teacher.is_some() && reads_topk;
         return Err(silence(turn, &mask, hinted));
     }
     let staleness = staleness(turn, step, admission)?;
@@ -222,17 +233,15 @@ fn reward_part(turn: &Turn, tokens: usize) -> Result<Option<Vec<f32>>, Refusal> 
 /// Reads the top-k columns, if the estimator does.
 fn topk(turn: &Turn, admission: &Admission) -> Result<Option<Topk>, Refusal> {
     let tokens = turn.response_ids.as_ref().map_or(0, Vec::len);
-    match admission.method.estimator {
-        Estimator::Hybrid => {
-            distil::read(turn, tokens, admission.vocabulary, admission.distillation.subset)
-        }
-        _ => Ok(None),
+    match admission.method.estimator.reads_topk() {
+        true => distil::read(turn, tokens, admission.vocabulary, admission.distillation().subset),
+        false => Ok(None),
     }
 }
 
 fn has_signal(method: &Method, rewarded: bool, taught: bool, promoted: bool) -> bool {
     match method.estimator {
-        Estimator::Opd => taught,
+        Estimator::Opd | Estimator::TopkKl => taught,
         Estimator::Combine | Estimator::Hybrid => rewarded || taught,
         Estimator::Grpo
         | Estimator::Rloo

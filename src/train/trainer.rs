@@ -253,7 +253,7 @@ impl Trainer {
     /// Chooses who teaches what in each sample that is distilled; refuses those
     /// in which that cannot be said.
     fn subsets(&mut self, samples: Vec<Sample>) -> Vec<(Sample, Option<Subset>)> {
-        let how = self.options.admission.distillation;
+        let how = self.options.admission.distillation();
         let mut kept = Vec::new();
         for sample in samples {
             let chosen = sample.topk.as_ref().map(|topk| distil::choose(topk, how)).transpose();

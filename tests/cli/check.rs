@@ -187,7 +187,10 @@ fn an_estimator_has_what_it_stands_on() {
         "warn",
         &["`train` decides"],
     );
-    check("[train]\nestimator = \"hybrid\"\n").says(2, "estimator", "fail", &["topk = 4"]);
+    for estimator in ["hybrid", "topk-kl"] {
+        let text = format!("[train]\nestimator = \"{estimator}\"\n");
+        check(&text).says(2, "estimator", "fail", &[estimator, "topk = 4"]);
+    }
     // What the loop itself would refuse is refused in its words.
     check("[loop]\nwithout = \"teacher-lp\"\n").says(2, "settings", "fail", &["combine", "`grpo`"]);
     check("[loop]\nwithout = \"hint\"\n").says(2, "settings", "fail", &["combine", "`hint`"]);

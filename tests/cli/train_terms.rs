@@ -44,6 +44,25 @@ fn every_loss_trains_and_tells_what_opsm_dropped() {
     }
 }
 
+/// No policy term, and no advantage to warn of.
+#[test]
+fn topk_kl_has_the_loss_of_the_teacher_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = folder.path().join("metrics.jsonl");
+    let flags = ["--estimator", "topk-kl", "--w-opd", "0.5", "--metrics"];
+    let flags = [&flags[..], &[metrics.to_str().unwrap()]].concat();
+    let run = train(folder.path(), &flags).assert().success();
+    let line: Value = serde_json::from_slice(&fs::read(&metrics).unwrap()).unwrap();
+    assert_eq!((&line["policy_loss"], &line["turns"]), (&0.0.into(), &2.into()));
+    assert!(line["distill_loss"].as_f64().unwrap() > 0.0, "{line}");
+    assert_eq!(
+        (&line["loss"], line["distill_clip_fraction"].is_null()),
+        (&line["distill_loss"], true)
+    );
+    let talk = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
+    assert!(talk.contains("distillation loss") && !talk.contains("hardly differ"), "{talk}");
+}
+
 #[test]
 fn flags_that_would_do_nothing_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -5,8 +5,8 @@ use oclaw::advantage::{self, Estimator, Evidence, Method};
 use oclaw::loss::{Clip, KlKind, Reduction};
 use oclaw::model::{Dtype, LoadOptions, Model};
 use oclaw::train::{
-    AdamW, Form, Importance, Measures, Policy, Prepared, Rates, Sample, Terms, gradient_norm,
-    gradients, sample_log_probs, zero_gradients,
+    AdamW, Form, Importance, Measures, Policy, Prepared, Rates, Sample, Teaching, Terms,
+    gradient_norm, gradients, sample_log_probs, zero_gradients,
 };
 use serde_json::Value;
 use tch::{Kind, Tensor};
@@ -78,6 +78,7 @@ fn terms(config: &Value) -> Terms {
     };
     Terms {
         policy: Policy { form: Form::Ppo, clip, drift: None },
+        teaching: Teaching::Surrogate,
         importance: Importance::Off,
         kl: KlKind::LowVar,
         kl_unbiased: false,

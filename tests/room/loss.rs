@@ -112,6 +112,22 @@ fn cispo_weighs_the_log_prob() {
     close(&log_probs.grad(), &[-1.28, -1.0, 0.8]);
 }
 
+/// Student 1/2, 1/4 and the rest, teacher 1/4, 1/2 and the rest.
+#[test]
+fn the_kl_over_the_top_k_and_the_rest() {
+    let logs = |values: [f32; 2]| vector(&values.map(f32::ln)).view([1, 2]);
+    let found = loss::topk_kl(&logs([0.5, 0.25]), &logs([0.25, 0.5]));
+    close(&found.kl, &[0.25 * 2.0_f32.ln()]);
+    close(&found.entropy, &[1.5 * 2.0_f32.ln()]);
+    // Nothing is left for the rest: its log is that of 1e-7, and a constant.
+    let student = logs([0.5, 0.5]).set_requires_grad(true);
+    let found = loss::topk_kl(&student, &logs([0.25, 0.25]));
+    close(&found.kl, &[2.0_f32.ln() - 1.5e-6]);
+    found.kl.sum(Kind::Float).backward();
+    // p (log p - log t + 1).
+    close(&student.grad().view(-1), &[0.5 * (2.0_f32.ln() + 1.0); 2]);
+}
+
 #[test]
 fn importance_weights_are_cut_or_dropped() {
     let old = vector(&[0.0, 0.0, 0.0]);

@@ -17,8 +17,8 @@ use oclaw::loss::{Clip, HintSelection, KlKind, Reduction, SubsetIds};
 use oclaw::model::{Dtype, LoadOptions, Model};
 use oclaw::train::{
     Admission, Compute, Distillation, Distilled, Error, Form, Importance, Measures, OldLogProbs,
-    Options, Policy, Prepared, Rates, Sample, Schedule, Shape, Terms, Trained, Trainer, admit,
-    gradients, read_record, sample_log_probs, zero_gradients,
+    Options, Policy, Prepared, Rates, Sample, Schedule, Shape, Teaching, Terms, Trained, Trainer,
+    admit, gradients, read_record, sample_log_probs, zero_gradients,
 };
 use oclaw::trajectory::words::{LogProbKind, Status, TokenSource};
 use oclaw::trajectory::{Sampling, Turn};
@@ -46,6 +46,7 @@ fn terms() -> Terms {
             clip: Clip { low: 0.2, high: 0.28, dual: Some(3.0) },
             drift: None,
         },
+        teaching: Teaching::Surrogate,
         importance: Importance::Truncated { low: 0.0, high: 2.0 },
         kl: KlKind::LowVar,
         kl_unbiased: false,

@@ -69,7 +69,7 @@ pub(super) const NAMES: &[Name] = &[
     name(
         "disable-compute-advantages-and-returns",
         "",
-        Instead("top-k distillation alone is `estimator = \"hybrid\"` with `w-rl = 0`"),
+        Instead("top-k distillation alone is `estimator = \"topk-kl\"`"),
     ),
     // The loss.
     name(

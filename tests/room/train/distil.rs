@@ -28,6 +28,7 @@ fn the_gradient_of_top_k_distillation() {
         inside: vec![true, true, true, false, false, false],
         advantages: vec![0.5, -0.25, 0.75, 0.0, 0.0, 0.0],
         old_log_probs: vec![-7.0; 6],
+        teacher: vec![-7.0; 6],
         gaps: vec![0.0; 3],
         overlaps: vec![0.0; 3],
         unusable: vec![false; 3],
@@ -151,4 +152,114 @@ fn broken_top_k_columns_are_refused_by_name() {
         "candidate 0's top-k has an id twice at token 0",
     ];
     assert_eq!(problems, wanted);
+}
+
+fn topk_kl(folder: &Path) -> Options {
+    let terms = Terms { teaching: Teaching::Kl { weight: 1.0 }, ..terms() };
+    Options { admission: admission(Estimator::TopkKl), terms, ..options("tiny-qwen3", folder) }
+}
+
+/// Through the packed model, at two temperatures, and by plain autograd over all logits.
+#[test]
+fn the_gradient_of_the_kl_from_the_teacher() {
+    let options = LoadOptions { trainable: true, ..LoadOptions::default() };
+    let model = Model::load(&models().join("tiny-qwen3"), &options).unwrap();
+    let turn = judged(1, 1.0);
+    let ids = [turn.prompt_ids.clone().unwrap(), turn.response_ids.clone().unwrap()].concat();
+    let ids: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
+    let mut one = prepared(&turn, [true, false, true], f32::NAN);
+    one.advantages = vec![0.5, f32::NAN, 0.0];
+    (one.sample.temperature, one.sample.teacher_temperature) = (0.7, 2.0);
+    one.distilled = Some(Distilled {
+        k: 2,
+        ids: vec![3, 9, 4, 8, 5, 7],
+        inside: vec![true, true, true, true, false, false],
+        advantages: vec![f32::NAN; 6],
+        old_log_probs: vec![f32::NAN; 6],
+        // The second token is masked.
+        teacher: vec![-1.0, -2.0, f32::NAN, f32::NAN, 0.0, 0.0],
+        gaps: vec![0.0; 3],
+        overlaps: vec![0.0; 3],
+        unusable: vec![false, false, true],
+    });
+    let terms = Terms {
+        teaching: Teaching::Kl { weight: 0.5 },
+        importance: Importance::Off,
+        entropy_coefficient: 0.1,
+        ..terms()
+    };
+    let flat = || {
+        let all = model.parameters().iter().map(|(_, weight)| weight.grad().copy().view(-1));
+        Tensor::cat(&all.collect::<Vec<_>>(), 0)
+    };
+    zero_gradients(model.parameters());
+    let found = gradients(&model, std::slice::from_ref(&one), &terms, 64);
+    let gradient = flat();
+
+    zero_gradients(model.parameters());
+    let hidden = model.hidden(&Tensor::from_slice(&ids), &[ids.len() as i64]);
+    // The rows before the first and the third token.
+    let logits = model.head(&hidden.index_select(0, &Tensor::from_slice(&[3_i64, 5])));
+    let probs = (logits.get(0) / 2.0).softmax(-1, Kind::Float);
+    let (first, second) = (probs.get(3), probs.get(9));
+    let rest = -(&first + &second) + 1.0;
+    // 1 - exp(-1) - exp(-2).
+    let kl = &first * (first.log() + 1.0)
+        + &second * (second.log() + 2.0)
+        + &rest * (rest.log() - 0.496_785_3_f64.ln());
+    let tempered = &logits / 0.7;
+    let own = [tempered.get(0), tempered.get(1)].map(|row| row.log_softmax(-1, Kind::Float));
+    let entropy = loss_entropy(&own[0]) + loss_entropy(&own[1]);
+    // Old log-probs of -7, an advantage of 0.5 and one of 0, bounds 0.8 and 1.28.
+    let ratio = (own[0].get(ids[4]) + 7.0).exp();
+    let policy = -(ratio.clamp_max(1.28) * 0.5);
+    let wanted = (&kl * 0.5 + &policy - entropy * 0.1) / 2.0;
+    let kl = kl.double_value(&[]) * 0.25;
+    assert!(kl > 0.1 && (found.distill_loss.unwrap() - kl).abs() < 1e-6, "{found:?}, {kl}");
+    assert_eq!(found.distill_clip_fraction, None);
+    assert!((found.loss - wanted.double_value(&[])).abs() < 1e-5, "{found:?}");
+    wanted.backward();
+    let (size, off) = (gradient.abs().max(), (flat() - gradient).abs().max());
+    let (size, off) = (size.double_value(&[]), off.double_value(&[]));
+    assert!(size > 0.0 && off < 1e-5 * (1.0 + size), "off by {off} of {size}");
+}
+
+fn loss_entropy(log_probs: &Tensor) -> Tensor {
+    -(log_probs.exp() * log_probs).sum(Kind::Float)
+}
+
+/// The first usable hint teaches, whatever the others say; rewards say nothing.
+#[test]
+fn topk_kl_draws_near_the_teacher() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::open(topk_kl(folder.path())).unwrap();
+    let likely = [0.6_f32.ln(), 0.3_f32.ln()].repeat(3);
+    let of = |number: u32, own: Vec<f32>| Turn {
+        teacher_topk_log_probs: Some(vec![None, Some(own), Some(vec![-3.0; 6])]),
+        teacher_topk_ids: Some(vec![
+            None,
+            Some(vec![5, 6, 7, 8, 2, 3]),
+            Some(vec![1, 2].repeat(3)),
+        ]),
+        teacher_at_student: None,
+        student_topk_ids: Some(vec![900, 901].repeat(3)),
+        hints: Some(["a", "b", "c"].map(str::to_owned).to_vec()),
+        teacher_log_probs: Some(vec![None, Some(vec![-0.1; 3]), Some(vec![-0.1; 3])]),
+        ..taught(number)
+    };
+    let first = train(&mut trainer, vec![of(1, likely.clone()), judged(9, 1.0)]).unwrap().metrics;
+    assert_eq!((first.turns, first.policy_loss), (1, Some(0.0)));
+    assert_eq!(trainer.refused()["no_signal_for_estimator"], 1);
+    assert_eq!((first.subset_size, first.overlap), (Some(2.0), Some(0.0)));
+    let second = train(&mut trainer, vec![of(2, likely.clone())]).unwrap().metrics;
+    assert!(second.distill_loss < first.distill_loss, "{first:?} {second:?}");
+    // A value that is no number: that token has no term, and counts.
+    let mut odd = likely.clone();
+    odd[0] = f32::NEG_INFINITY;
+    let third = train(&mut trainer, vec![of(3, odd)]).unwrap().metrics;
+    assert_eq!((third.unusable, third.subset_size), (1, Some(4.0 / 3.0)));
+    assert!(third.distill_loss.unwrap() < 0.8 * second.distill_loss.unwrap(), "{third:?}");
+    let token_level = Turn { topk: None, ..of(4, likely) };
+    assert_eq!(train(&mut trainer, vec![token_level]), None);
+    assert_eq!(trainer.refused()["no_topk"], 1);
 }
