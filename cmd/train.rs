@@ -132,6 +132,12 @@ use terms::{LossArgs, ScheduleArgs};
 /// `--dtype` rounds what is written. It is quick where the processor or device has
 /// bf16 products, and no quicker than f32 elsewhere.
 ///
+/// `--ema D` keeps a moving average beside the policy, a slow teacher: average = D
+/// average + (1 - D) weights after every update, from the start model on. It is a whole
+/// model in f32, the folder `ema/` in each policy's own (under `--lora-rank` the average
+/// of the adapters, in `ema/adapter`, added to the model), is published with the policy
+/// and goes on with it to the bit: `oclaw teacher-lp --model OUT/latest/ema`.
+///
 /// Metrics (`--metrics FILE`, one JSON object per step; null is not known):
 /// `step`, `turns`, `tokens` (trained), `input_tokens` (through the model),
 /// `loss`, `policy_loss`, `distill_loss`, `reference_kl`, `entropy` (before the first update;
@@ -275,6 +281,9 @@ struct OptimizerArgs {
     /// Largest norm of the gradient
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
     clip_norm: f64,
+    /// Keep a moving average of the policies too: what it keeps of itself at an update
+    #[arg(long, value_name = "DECAY", value_parser = decay)]
+    ema: Option<f64>,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -310,6 +319,10 @@ fn positive(text: &str) -> Result<f64, String> {
 
 fn share(text: &str) -> Result<f64, String> {
     number(text, "a number from 0 to 1", |value| (0.0..=1.0).contains(&value))
+}
+
+fn decay(text: &str) -> Result<f64, String> {
+    number(text, "a number above 0 and below 1", |value| value > 0.0 && value < 1.0)
 }
 
 fn dual(text: &str) -> Result<f64, String> {

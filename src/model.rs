@@ -416,6 +416,20 @@ impl Model {
     pub fn save(&self, base: &Path, out: &Path, dtype: Option<Dtype>) -> Result<(), Error> {
         checkpoint::save((&self.parameters, self.adapter.as_ref()), base, out, dtype)
     }
+
+    /// Writes the same with other numbers in place of what is trained, in the order of
+    /// [`Model::trained`].
+    pub fn save_with(
+        &self,
+        trained: &[(String, Tensor)],
+        base: &Path,
+        out: &Path,
+        dtype: Option<Dtype>,
+    ) -> Result<(), Error> {
+        let adapter = self.adapter.as_ref().map(|adapter| adapter.with(trained));
+        let parameters = if adapter.is_some() { self.parameters.as_slice() } else { trained };
+        checkpoint::save((parameters, adapter.as_ref()), base, out, dtype)
+    }
 }
 
 fn check_device(wanted: Device) -> Result<(), Error> {

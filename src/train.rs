@@ -7,6 +7,7 @@
 //! the optimiser's state and the ledger of turns.
 
 mod adamw;
+mod average;
 mod checkpoint;
 mod distil;
 mod head;

@@ -204,6 +204,17 @@ impl Adapter {
             .map_err(|source| Error::Write { path, source })
     }
 
+    /// Returns one of the same form with other weights, in the order of its own.
+    pub fn with(&self, tensors: &[(String, Tensor)]) -> Self {
+        let shared = |(name, tensor): &(String, Tensor)| (name.clone(), tensor.shallow_clone());
+        Self { lora: self.lora, tensors: tensors.iter().map(shared).collect() }
+    }
+
+    /// Returns its weights by their names in the file.
+    pub fn into_tensors(self) -> Vec<(String, Tensor)> {
+        self.tensors
+    }
+
     /// Lets gradients reach it.
     pub(super) fn train(&mut self) {
         for (_, tensor) in &mut self.tensors {

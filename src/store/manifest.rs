@@ -14,6 +14,8 @@ use super::Error;
 pub(super) const MANIFEST: &str = "oclaw/files.json";
 /// What only the next step of training needs.
 pub(super) const STATE: &str = "oclaw/optimizer.safetensors";
+/// The moving average of the policies, which nobody serves.
+const AVERAGE: &str = "ema/";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
@@ -29,7 +31,7 @@ pub(super) struct Listed {
 
 impl Listed {
     pub(super) fn is_state(&self) -> bool {
-        self.name == STATE
+        self.name == STATE || self.name.starts_with(AVERAGE)
     }
 }
 

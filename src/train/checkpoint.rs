@@ -22,6 +22,8 @@ pub(super) const OPTIMIZER: &str = "oclaw/optimizer.safetensors";
 pub(super) const LEDGER: &str = "oclaw/ledger.parquet";
 /// The adapter that was trained, as a folder of `peft`, from the policy's folder.
 pub(super) const ADAPTER: &str = "adapter";
+/// The moving average of the policies, a model folder, from the policy's folder.
+pub(super) const AVERAGE: &str = "ema";
 const TRAIN: &str = "oclaw/train.json";
 
 /// What `train.json` says.

@@ -46,7 +46,7 @@ impl Made {
 /// A folder held by one trainer, for as long as this lives.
 #[derive(Debug)]
 pub(super) struct Hold {
-    _lock: File,
+    lock: File,
     made: Made,
 }
 
@@ -74,7 +74,7 @@ impl Hold {
         // What a killed run left behind.
         discard_aside(folder);
         UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).push(made.clone());
-        Ok(Self { _lock: lock, made })
+        Ok(Self { lock, made })
     }
 
     /// Lets everything stay: a policy is there, or about to be.
@@ -93,11 +93,13 @@ impl Hold {
 }
 
 impl Drop for Hold {
-    /// The lock is held until the file is gone.
+    /// The lock is held until the file is gone, and no longer: a process that is just
+    /// being started shares it for a moment, and must not hold it on.
     fn drop(&mut self) {
         self.forget();
         discard_aside(&self.made.folder);
         self.made.remove();
+        let _ = self.lock.unlock();
     }
 }
 

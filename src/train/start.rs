@@ -29,6 +29,9 @@ pub struct Options {
     pub terms: Terms,
     /// The optimiser's constants.
     pub rates: Rates,
+    /// What a moving average of the policies keeps of itself at each update, if there
+    /// is to be one.
+    pub average: Option<f64>,
     /// The way of the learning rate.
     pub schedule: Schedule,
     /// How often each batch is gone through.

@@ -1,30 +1,25 @@
 //! The trainer: a model, its optimiser, the folder of its policies, and the one
 //! step that leads from a batch of turns to the next policy.
 
+mod constants;
 mod intake;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use tch::Tensor;
-
-use crate::advantage::{self, Estimator, Evidence};
-use crate::loss::{self, Subset};
 use crate::model::{Dtype, Model};
 
 use super::Error;
 use super::adamw::{AdamW, zero_gradients};
+use super::average::Average;
 use super::checkpoint::{self, ADAPTER, Base, LEDGER, OPTIMIZER, OURS, Record};
-use super::distil::{self, Distilled, Further};
 use super::health::Probe;
 use super::ledger::Ledger;
 use super::metrics::{Metrics, Updates};
-use super::objective::{
-    LogProbs, Prepared, Terms, gradients, log_probs_at, rollout, sample_log_probs,
-};
+use super::objective::{Prepared, Terms, gradients};
 use super::policies::Policies;
-use super::sample::{OldLogProbs, Refusal, Sample, check_advantages};
+use super::sample::{Refusal, Sample};
 use super::start::{Options, base, default_dtype, held, load, resume};
 
 /// Skipped updates in a row that end the run.
@@ -37,6 +32,7 @@ pub struct Trainer {
     model: Model,
     reference: Option<Model>,
     optimizer: AdamW,
+    average: Option<Average>,
     policies: Policies,
     /// Folder whose tensor names and settings the policies take over.
     pattern: PathBuf,
@@ -80,6 +76,7 @@ impl Trainer {
             resume(policy, record, &model, &mut optimizer, &mut notes)?;
             ledger = Ledger::read(&policy.join(LEDGER))?;
         }
+        let average = Average::open(options.average, latest.as_deref(), &model, &mut notes)?;
         let reference = match options.terms.kl_coefficient != 0.0 {
             true => Some(Model::load(&base.folder, &options.compute.load(false))?),
             false => None,
@@ -92,6 +89,7 @@ impl Trainer {
             model,
             reference,
             optimizer,
+            average,
             policies,
             pattern,
             base,
@@ -199,98 +197,6 @@ impl Trainer {
         kl_coefficient == 0.0 && entropy_coefficient == 0.0 && batch.iter().all(zero)
     }
 
-    /// Computes the constants of the loss: old and reference log-probs,
-    /// advantages.
-    fn prepare(&mut self, samples: Vec<Sample>) -> Vec<Prepared> {
-        let budget = self.options.tokens_per_pass;
-        let method = self.options.admission.method.clone();
-        let (samples, subsets): (Vec<_>, Vec<_>) = self.subsets(samples).into_iter().unzip();
-        let borrowed: Vec<&Sample> = samples.iter().collect();
-        let old = self.old_log_probs(&borrowed, &subsets);
-        let reference =
-            self.reference.as_ref().map(|model| sample_log_probs(model, &borrowed, budget));
-        let mut reference = reference.map(Vec::into_iter);
-        let mut batch = Vec::new();
-        for ((sample, subset), old) in samples.into_iter().zip(subsets).zip(old) {
-            let reference = reference.as_mut().and_then(Iterator::next).map(|values| values.own);
-            if let Some(token) = sample.trained().find(|token| !old.is_finite(*token)) {
-                let fault = format!("the model gives response token {token} no finite log-prob");
-                self.refuse(&sample.turn_id, Refusal::broken("log_prob_not_finite", fault));
-                continue;
-            }
-            let evidence = Evidence {
-                reward: sample.reward,
-                reward_part: sample.reward_part.as_deref(),
-                teacher: sample.teacher.as_deref(),
-                old: &old.teacher,
-                promoted: sample.promoted,
-            };
-            let advantages = advantage::advantages(&method, &evidence);
-            let values = advantages.iter().flat_map(|it| sample.trained().map(|at| (at, it[at])));
-            if let Err(refusal) = check_advantages("the advantage", values) {
-                self.refuse(&sample.turn_id, refusal);
-                continue;
-            }
-            match advantages {
-                Some(advantages) => batch.push(Prepared {
-                    sample,
-                    reference_log_probs: reference,
-                    advantages,
-                    distilled: subset.map(|subset| {
-                        Distilled::new(&subset, old.further, &old.further_teacher, &method)
-                    }),
-                    old_log_probs: old.own,
-                }),
-                None => self.refuse(&sample.turn_id, Refusal::sound("no_signal_for_estimator")),
-            }
-        }
-        if method.estimator == Estimator::ReinforcePlusPlus {
-            whiten(&mut batch);
-        }
-        batch
-    }
-
-    /// Chooses who teaches what in each sample that is distilled; refuses those
-    /// in which that cannot be said.
-    fn subsets(&mut self, samples: Vec<Sample>) -> Vec<(Sample, Option<Subset>)> {
-        let how = self.options.admission.distillation();
-        let mut kept = Vec::new();
-        for sample in samples {
-            let chosen = sample.topk.as_ref().map(|topk| distil::choose(topk, how)).transpose();
-            match chosen {
-                Ok(subset) => kept.push((sample, subset)),
-                Err(error) => {
-                    let refusal = Refusal::broken("contradictory", error.to_string());
-                    self.refuse(&sample.turn_id, refusal);
-                }
-            }
-        }
-        kept
-    }
-
-    /// Returns the old policy's log-probs. The server gives none of the ids of a
-    /// subset: those are always the trainer's.
-    fn old_log_probs(&self, samples: &[&Sample], subsets: &[Option<Subset>]) -> Vec<LogProbs> {
-        let recompute = self.options.admission.old_log_probs == OldLogProbs::Recompute;
-        if !recompute && subsets.iter().all(Option::is_none) {
-            return samples.iter().map(|sample| rollout(sample)).collect();
-        }
-        let of = |subset: &Subset| (subset.ids.size()[1] as usize, distil::ids(subset));
-        let ids: Vec<_> = subsets.iter().map(|subset| subset.as_ref().map(of)).collect();
-        let budget = self.options.tokens_per_pass;
-        let found = log_probs_at(&self.model, samples, Further::of(&ids), budget);
-        match recompute {
-            true => found,
-            false => {
-                let own = |(sample, found): (&&Sample, LogProbs)| {
-                    let LogProbs { own, teacher, .. } = rollout(sample);
-                    LogProbs { own, teacher, ..found }
-                };
-                samples.iter().zip(found).map(own).collect()
-            }
-        }
-    }
-
     /// Moves the weights, `epochs` times on the same constants, with an update for
     /// each part of the batch.
     fn update(&mut self, batch: &[Prepared]) -> Result<Updates, Error> {
@@ -315,6 +221,7 @@ impl Trainer {
             match step {
                 Some(update) => {
                     self.skips_in_a_row = 0;
+                    self.average.iter_mut().for_each(|average| average.follow(&self.model));
                     tracing::debug!(update = self.optimizer.updates, "the weights have moved");
                     updates.changed = updates.changed.max(update.changed);
                     updates.update = Some(update);
@@ -363,6 +270,10 @@ impl Trainer {
         if let Some(adapter) = self.model.adapter() {
             adapter.write(&self.base.folder, &aside.join(ADAPTER))?;
         }
+        if let Some(average) = &self.average {
+            let folders = [self.pattern.as_path(), &self.base.folder];
+            average.write(&self.model, folders, aside, self.dtype)?;
+        }
         self.ledger.write(&aside.join(LEDGER))
     }
 }
@@ -374,20 +285,4 @@ pub struct Trained {
     pub metrics: Metrics,
     /// The new policy's folder; nothing if the step was skipped.
     pub policy: Option<PathBuf>,
-}
-
-/// Whitens the advantages of the batch's trained tokens.
-fn whiten(batch: &mut [Prepared]) {
-    let trained = |prepared: &Prepared| {
-        prepared.sample.trained().map(|token| prepared.advantages[token]).collect::<Vec<_>>()
-    };
-    let all: Vec<f32> = batch.iter().flat_map(trained).collect();
-    let whitened = loss::whiten(&Tensor::from_slice(&all));
-    let mut values = vec![0.0; all.len()];
-    whitened.copy_data(&mut values, all.len());
-    let mut values = values.into_iter();
-    for prepared in batch {
-        let Prepared { sample, advantages, .. } = prepared;
-        sample.trained().zip(&mut values).for_each(|(token, value)| advantages[token] = value);
-    }
 }

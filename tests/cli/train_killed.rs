@@ -1,6 +1,7 @@
 //! Killed at every file operation of a checkpoint, then started again.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -157,7 +158,7 @@ impl Watched {
 fn command(out: &Path, input: &Path) -> assert_cmd::Command {
     let mut command = oclaw();
     command.args(["train", "-vv", "--lr", "1e-3", "--keep", "1", "--mini-batches", "2"]);
-    command.args(["--schedule", "cosine", "--total-steps", "4"]);
+    command.args(["--schedule", "cosine", "--total-steps", "4", "--ema", "0.9"]);
     command.arg("--model").arg(models().join("tiny-qwen3")).arg("--out").args([out, input]);
     command
 }
@@ -167,6 +168,7 @@ fn start_again(out: &Path, turns: &[Turn]) {
     let options = Options {
         rates: Rates { learning_rate: 1e-3, ..Rates::default() },
         schedule: Schedule { warmup: 0, shape: Shape::Cosine, total: 4 },
+        average: Some(0.9),
         parts: 2,
         keep: 1,
         ..options("tiny-qwen3", out)
@@ -178,15 +180,28 @@ fn start_again(out: &Path, turns: &[Turn]) {
 
 /// What a run leaves: the newest policy's step, weights, optimiser and ledger.
 fn left(out: &Path) -> (PathBuf, Vec<Vec<u8>>) {
-    let files = ["model.safetensors", "oclaw/optimizer.safetensors", "oclaw/ledger.parquet"];
+    let files = [
+        "model.safetensors",
+        "ema/model.safetensors",
+        "oclaw/optimizer.safetensors",
+        "oclaw/ledger.parquet",
+    ];
     let latest = out.join("latest");
     let bytes = files.iter().map(|file| fs::read(latest.join(file)).unwrap());
     (fs::read_link(&latest).unwrap(), bytes.collect())
 }
 
 fn copy(from: &Path, to: &Path) {
-    let mut command = Command::new("cp");
-    assert!(command.arg("-a").args([from, to]).status().unwrap().success());
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let (from, to) = (entry.path(), to.join(entry.file_name()));
+        match entry.file_type().unwrap() {
+            kind if kind.is_dir() => copy(&from, &to),
+            kind if kind.is_symlink() => symlink(fs::read_link(from).unwrap(), to).unwrap(),
+            _ => drop(fs::copy(from, to).unwrap()),
+        }
+    }
 }
 
 /// A folder with a policy, and what a second step makes of it.

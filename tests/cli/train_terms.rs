@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use oclaw::advantage::{self, Estimator, Method};
-use oclaw::table::Format;
+use oclaw::table::{Format, Source};
 use serde_json::Value;
 
 use crate::forge::{STAGES, finished, write};
@@ -63,6 +63,28 @@ fn topk_kl_has_the_loss_of_the_teacher_alone() {
     assert!(talk.contains("distillation loss") && !talk.contains("hardly differ"), "{talk}");
 }
 
+/// A folder as any model's: it teaches as it lies there.
+#[test]
+fn the_moving_average_is_a_teacher() {
+    let folder = tempfile::tempdir().unwrap();
+    train(folder.path(), &["--batch-turns", "1", "--ema", "0.5"]).assert().success();
+    let policy = folder.path().join("policy/latest");
+    let record: Value =
+        serde_json::from_slice(&fs::read(policy.join("oclaw/train.json")).unwrap()).unwrap();
+    assert_eq!(record["settings"]["ema"], 0.5);
+    let scores = |teacher: &Path| {
+        let out = folder.path().join("taught.parquet");
+        let mut command = oclaw();
+        command.args(["teacher-lp", "--replace", "--model"]).arg(teacher).arg("-o").arg(&out);
+        command.arg(folder.path().join("batch.parquet")).assert().success();
+        let mut source = Source::open(&[out]).unwrap();
+        source.next_turns().unwrap().unwrap()[0].teacher_log_probs.clone()
+    };
+    let [start, average, newest] =
+        [models().join("tiny-qwen3"), policy.join("ema"), policy].map(|it| scores(&it));
+    assert!(start != average && average != newest && start != newest);
+}
+
 #[test]
 fn flags_that_would_do_nothing_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -72,6 +94,7 @@ fn flags_that_would_do_nothing_are_refused() {
         (&["--schedule", "cosine"], "needs `--total-steps`"),
         (&["--total-steps", "9"], "`--schedule` linear or cosine"),
         (&["--schedule", "linear", "--warmup", "9", "--total-steps", "9"], "is 9, no more than"),
+        (&["--ema", "1"], "wanted a number above 0 and below 1"),
         (&["--opsm-delta", "-1"], "wanted a number, 0 or more"),
     ] {
         let run = train(folder.path(), flags).assert().code(2);

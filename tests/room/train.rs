@@ -3,8 +3,10 @@
 
 mod adapters;
 mod admission;
+mod average;
 mod distil;
 mod objective;
+mod parts;
 mod policies;
 mod surrogate;
 
@@ -63,6 +65,7 @@ pub(crate) fn options(model: &str, out: &Path) -> Options {
         admission: admission(Estimator::Combine),
         terms: terms(),
         rates: Rates { learning_rate: 1e-3, ..Rates::default() },
+        average: None,
         schedule: Schedule::default(),
         epochs: 1,
         parts: 1,

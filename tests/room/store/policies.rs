@@ -54,17 +54,24 @@ async fn a_policy_is_copied_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let fake = FakeS3::start();
     let policies = Policies::new(s3(&fake, "s3://bucket/policy"));
-    policies.publish(&policy(folder.path(), 1, "one")).await.unwrap();
+    let first = policy(folder.path(), 1, "one");
+    let average = "ema/model.safetensors";
+    fs::create_dir(first.join("ema")).unwrap();
+    fs::write(first.join(average), "average").unwrap();
+    policies.publish(&first).await.unwrap();
     let into = folder.path().join("copies");
     let copy = policies.fetch("step-000001", &into, false).await.unwrap();
     assert_eq!(copy, into.join("step-000001"));
     assert_eq!(fs::read_to_string(copy.join("model.safetensors")).unwrap(), "one");
     assert!(copy.join("oclaw/train.json").is_file() && !copy.join(STATE).exists());
+    // Nobody serves the average; who trains on needs it.
+    assert!(!copy.join(average).exists());
     let asked = fake.asked().len();
     policies.fetch("step-000001", &into, false).await.unwrap();
     assert_eq!(fake.asked().len(), asked);
     let whole = policies.fetch("step-000001", &folder.path().join("work"), true).await.unwrap();
     assert_eq!(fs::read_to_string(whole.join(STATE)).unwrap(), "moments");
+    assert_eq!(fs::read_to_string(whole.join(average)).unwrap(), "average");
 
     // Half of a policy has no manifest; a foreign file is not the one of it.
     fake.put("policy/step-000002/model.safetensors", "half");

@@ -1,0 +1,96 @@
+//! A batch in parts: every turn is trained once, in one of them.
+
+use oclaw::train::AdamW;
+
+use super::*;
+
+/// Log-probs of the answers under the weights that a step in parts leaves.
+fn stepped(parts: u32, budget: usize, turns: &[Turn]) -> (Vec<Vec<f32>>, Vec<f32>) {
+    let folder = tempfile::tempdir().unwrap();
+    let options =
+        Options { parts, tokens_per_pass: budget, ..options("tiny-qwen3", folder.path()) };
+    let mut trainer = Trainer::open(options).unwrap();
+    let trained = train(&mut trainer, turns.to_vec()).unwrap();
+    assert_eq!(trained.metrics.turns, turns.len() as u64);
+    let policy = trained.policy.unwrap();
+    assert_eq!(read_record(&policy).unwrap().updates, u64::from(parts));
+    // Each is in the ledger once, and has gone into this step.
+    assert_eq!(trainer.ledger().trained(), turns.len());
+    for turn in turns {
+        assert_eq!(trainer.ledger().entry(&turn.turn_id).unwrap().step, 1);
+    }
+    assert_eq!(train(&mut trainer, turns.to_vec()), None);
+    let log_probs = turns.iter().map(|turn| response_log_prob(trainer.model(), turn)).collect();
+    (weights(trainer.model()), log_probs)
+}
+
+fn weights(model: &Model) -> Vec<Vec<f32>> {
+    let flat = |tensor: &Tensor| -> Vec<f32> { tensor.detach().view(-1).try_into().unwrap() };
+    model.parameters().iter().map(|(_, tensor)| flat(tensor)).collect()
+}
+
+/// The same by hand: one update for each group of turns, the constants of all of them
+/// taken before the first.
+fn by_hand(groups: &[&[usize]], budget: usize, turns: &[Turn]) -> Vec<Vec<f32>> {
+    let load = LoadOptions { trainable: true, ..LoadOptions::default() };
+    let model = Model::load(&models().join("tiny-qwen3"), &load).unwrap();
+    let admission = admission(Estimator::Combine);
+    let samples: Vec<_> = turns.iter().map(|turn| admit(turn, 0, &admission).unwrap()).collect();
+    let old = sample_log_probs(&model, &samples.iter().collect::<Vec<_>>(), budget);
+    let batch: Vec<_> = samples
+        .into_iter()
+        .zip(old)
+        .map(|(sample, old)| Prepared {
+            advantages: vec![sample.reward.unwrap(); sample.mask.len()],
+            old_log_probs: old.own,
+            reference_log_probs: None,
+            distilled: None,
+            sample,
+        })
+        .collect();
+    let rates = Rates { learning_rate: 1e-3, ..Rates::default() };
+    let mut optimizer = AdamW::new(rates, model.trained());
+    for group in groups {
+        zero_gradients(model.trained());
+        let part: Vec<_> = group.iter().map(|turn| batch[*turn].clone()).collect();
+        gradients(&model, &part, &terms(), budget);
+        optimizer.step(model.trained(), Dtype::F32).unwrap();
+    }
+    weights(&model)
+}
+
+/// One token of budget: a pass for each sequence. Many: all of a part in one.
+#[test]
+fn every_turn_moves_the_weights_once() {
+    let turns = batch(1..=5);
+    let cases: [(u32, &[&[usize]]); 4] = [
+        (1, &[&[0, 1, 2, 3, 4]]),
+        (2, &[&[0, 1], &[2, 3, 4]]),
+        (3, &[&[0], &[1, 2], &[3, 4]]),
+        (5, &[&[0], &[1], &[2], &[3], &[4]]),
+    ];
+    let mut ends: Vec<Vec<f32>> = Vec::new();
+    for (parts, groups) in cases {
+        let mut passes = Vec::new();
+        for budget in [1, 1 << 20] {
+            let (found, log_probs) = stepped(parts, budget, &turns);
+            assert!(found == by_hand(groups, budget, &turns), "{parts} parts, budget {budget}");
+            passes.push(log_probs);
+        }
+        // Packed or not, but for rounding.
+        let off = passes[0].iter().zip(&passes[1]).map(|(one, other)| (one - other).abs());
+        assert!(off.fold(0.0, f32::max) < 1e-2, "{parts} parts: {passes:?}");
+        ends.extend(passes);
+    }
+    assert!(ends[0] != ends[2] && ends[2] != ends[4], "parts make a difference");
+}
+
+/// More parts than turns: those without any are none.
+#[test]
+fn a_part_without_turns_is_no_update() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { parts: 7, ..options("tiny-qwen3", folder.path()) };
+    let mut trainer = Trainer::open(options).unwrap();
+    let policy = policy(train(&mut trainer, batch(1..=2)));
+    assert_eq!(read_record(&policy).unwrap().updates, 2);
+}
