@@ -35,7 +35,7 @@ use peers::Peers;
 /// Estimators, per response token t: `grpo` A = r; `opd` A = lt - lo; `combine`
 /// A = w_opd (lt - lo) + w_rl r, where a row without a hint has no first term;
 /// `hybrid` A = r, beside which `train` has a loss of its own for the hints;
-/// `topk-kl` has that loss alone, and 0 for A.
+/// `topk-kl` has that loss alone, and no A.
 /// Here lo is the server's log-prob. `train` computes its own and so its own
 /// advantages; a row in which the server left out a log-prob has no `advantages`
 /// here and can be trained all the same.

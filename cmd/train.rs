@@ -98,7 +98,7 @@ use terms::{LossArgs, ScheduleArgs};
 /// top-k ids of the first usable hint and one bin for all other ids: sum of p (log p -
 /// log t), with the log of the bin log(1 - exp(min(s, -1e-7))), s = logsumexp of the k
 /// log-probs. Both are at the teacher's temperature. Turns without a hint are not
-/// trained, and nothing is clipped.
+/// trained, nothing is clipped, and there are no advantages to tell of.
 ///
 /// The reward part of an advantage is read from `rl_advantages`: `rloo`,
 /// `reinforce++`, `reinforce++-baseline` and `gae` train tables that `oclaw

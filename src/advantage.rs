@@ -105,6 +105,11 @@ impl Estimator {
         )
     }
 
+    /// Returns whether its loss is one of advantages.
+    pub fn has_advantages(self) -> bool {
+        self != Self::TopkKl
+    }
+
     /// Returns whether rows can be grouped under it.
     pub fn can_group(self) -> bool {
         !matches!(self, Self::Opd | Self::TopkKl | Self::ReinforcePlusPlus | Self::Gae)

@@ -24,7 +24,8 @@ pub fn note(turn: Turn, promoted: bool, method: &Method) -> Turn {
 ///
 /// `advantages` takes the server's log-probs for the old policy's. Where one is
 /// missing that the estimator needs (servers give none for the end token), the
-/// row gets no `advantages` here: `train` has log-probs of its own.
+/// row gets no `advantages` here: `train` has log-probs of its own. None has any under
+/// `topk-kl`.
 pub fn note_among(mut turn: Turn, standing: Standing, method: &Method) -> Turn {
     let promoted = standing.promoted;
     let signals = match resolve(&turn) {
@@ -48,7 +49,8 @@ pub fn note_among(mut turn: Turn, standing: Standing, method: &Method) -> Turn {
         promoted,
     };
     turn.advantages = advantages(method, &evidence)
-        .filter(|values| trainable && values.iter().all(|value| value.is_finite()));
+        .filter(|_| trainable && method.estimator.has_advantages())
+        .filter(|values| values.iter().all(|value| value.is_finite()));
     turn.rl_advantages = reward_part;
     turn.reward = signals.reward;
     turn.reward_source = signals.reward_source;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::signals::resolve;
-use super::{Estimator, Method, opd};
+use super::{Method, opd};
 use crate::trajectory::Turn;
 use crate::trajectory::words::{SampleKind, Word};
 
@@ -106,12 +106,14 @@ impl Summary {
         let trained = |token: &usize| mask[*token] == 1;
         self.tokens += (0..mask.len()).filter(trained).count() as u64;
         let taught = matches!(kind, SampleKind::Opd | SampleKind::OpdRl);
-        if method.estimator == Estimator::TopkKl {
-            // Its advantages are 0 for want of any.
-        } else if let Some(advantages) = &turn.advantages {
+        if let Some(advantages) = &turn.advantages {
             let used = (0..mask.len()).filter(trained);
             used.for_each(|token| self.advantages.add(advantages[token]));
-        } else if mask.contains(&1) && taught && method.estimator.reads_teacher() {
+        } else if mask.contains(&1)
+            && taught
+            && method.estimator.reads_teacher()
+            && method.estimator.has_advantages()
+        {
             self.without_log_probs += 1;
         }
         self.add_distilled(turn, mask, method);

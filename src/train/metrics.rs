@@ -173,6 +173,20 @@ impl Metrics {
     }
 }
 
+impl Metrics {
+    /// Takes out the advantages of a loss that has none.
+    pub(super) fn without_advantages(self) -> Self {
+        Self {
+            advantage_mean: None,
+            advantage_std: None,
+            advantage_min: None,
+            advantage_max: None,
+            advantage_zero: None,
+            ..self
+        }
+    }
+}
+
 /// The tokens that hints teach.
 #[derive(Default)]
 struct Taught {

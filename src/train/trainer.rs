@@ -166,6 +166,9 @@ impl Trainer {
         let step = self.policies.after(self.step);
         let mut metrics =
             Metrics::new(step, &batch, &updates, old, self.optimizer.rates.learning_rate);
+        if !self.options.admission.method.estimator.has_advantages() {
+            metrics = metrics.without_advantages();
+        }
         metrics.seconds = started.elapsed().as_secs_f64();
         metrics.refused = self.refused.clone();
         if updates.update.is_none() {

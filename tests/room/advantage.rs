@@ -422,3 +422,21 @@ fn hybrid_keeps_the_reward_part_apart() {
     let silent = Turn { score: None, ..without_hint(1) };
     assert_eq!(note(silent, false, &method).advantages, None);
 }
+
+#[test]
+fn topk_kl_has_none() {
+    let method = method(Estimator::TopkKl);
+    let noted = note(whole(1), false, &method);
+    assert_eq!((noted.advantages, noted.advantage_error), (None, None));
+    let evidence = Evidence {
+        reward: Some(1.0),
+        reward_part: None,
+        teacher: Some(&[-1.0, -2.0]),
+        old: &[-3.0, -4.0],
+        promoted: false,
+    };
+    // What `train` goes by: a row that a hint teaches, and one that only has a reward.
+    assert_eq!(advantage::advantages(&method, &evidence), Some(vec![0.0; 2]));
+    let alone = Evidence { teacher: None, ..evidence };
+    assert_eq!(advantage::advantages(&method, &alone), None);
+}

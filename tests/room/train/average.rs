@@ -71,8 +71,8 @@ fn parts_of_a_batch_count_each() {
     let [weights, before, after] =
         [&file(&second, "")[name], &file(&first, "ema")[name], &file(&second, "ema")[name]];
     let left: Tensor = (weights - before) * 0.25 - (weights - after);
-    // Two roundings of numbers near 1, and a way of more than a thousand such.
-    assert!((weights - before).abs().max().double_value(&[]) > 5e-4);
+    // Two roundings of numbers near 1, and a way of hundreds of such.
+    assert!((weights - before).abs().max().double_value(&[]) > 1e-4);
     assert!(left.abs().max().double_value(&[]) < 5e-7);
 }
 

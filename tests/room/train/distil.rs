@@ -236,13 +236,9 @@ fn topk_kl_draws_near_the_teacher() {
     let likely = [0.6_f32.ln(), 0.3_f32.ln()].repeat(3);
     let of = |number: u32, own: Vec<f32>| Turn {
         teacher_topk_log_probs: Some(vec![None, Some(own), Some(vec![-3.0; 6])]),
-        teacher_topk_ids: Some(vec![
-            None,
-            Some(vec![5, 6, 7, 8, 2, 3]),
-            Some(vec![1, 2].repeat(3)),
-        ]),
+        teacher_topk_ids: Some(vec![None, Some(vec![5, 6, 7, 8, 2, 3]), Some([1, 2].repeat(3))]),
         teacher_at_student: None,
-        student_topk_ids: Some(vec![900, 901].repeat(3)),
+        student_topk_ids: Some([900, 901].repeat(3)),
         hints: Some(["a", "b", "c"].map(str::to_owned).to_vec()),
         teacher_log_probs: Some(vec![None, Some(vec![-0.1; 3]), Some(vec![-0.1; 3])]),
         ..taught(number)
@@ -251,6 +247,7 @@ fn topk_kl_draws_near_the_teacher() {
     assert_eq!((first.turns, first.policy_loss), (1, Some(0.0)));
     assert_eq!(trainer.refused()["no_signal_for_estimator"], 1);
     assert_eq!((first.subset_size, first.overlap), (Some(2.0), Some(0.0)));
+    assert_eq!((first.advantage_std, first.advantage_zero), (None, None));
     let second = train(&mut trainer, vec![of(2, likely.clone())]).unwrap().metrics;
     assert!(second.distill_loss < first.distill_loss, "{first:?} {second:?}");
     // A value that is no number: that token has no term, and counts.
