@@ -1,6 +1,7 @@
 //! `oclaw advantage`.
 
 mod compare;
+mod looked;
 mod peers;
 
 use std::cell::RefCell;
@@ -21,6 +22,7 @@ use crate::follow::Counting;
 use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::visible::visible;
+use looked::Looked;
 use peers::Peers;
 
 /// Turn rewards and hints into a training signal.
@@ -285,6 +287,7 @@ fn note(
     if let Some(line) = &mut plan.line {
         state_estimator(line, method.estimator);
     }
+    plan.reads = looked::READS;
     if method.estimator.reads_teacher() {
         plan.needs = &["hints", "teacher_log_probs"];
     }
@@ -292,35 +295,32 @@ fn note(
     let group_by = args.peers.group_by.as_deref();
     let peers = Peers::read(&mut source, group_by, args.peers.value_column.as_deref())?;
     let bar = progress::bar(context, "advantage", source.total_rows());
-    let survey = |turns: &mut dyn Iterator<Item = Result<Turn, stage::Error>>| {
-        let (mut outcomes, mut members, mut stated) = (Vec::new(), Vec::new(), false);
-        for (row, turn) in turns.enumerate() {
-            let turn = turn?;
-            stated |= turn.reward_explicit.is_some();
-            outcomes.push(advantage::outcome(&turn));
-            if group_by.is_some() || method.estimator == Estimator::Gae {
-                members.push(advantage::member(&turn, peers.group(row), peers.value(row)));
-            }
-        }
-        if needs_score && !stated {
+    let grouped = group_by.is_some() || method.estimator == Estimator::Gae;
+    let look = |turn: Turn| Looked::of(&turn, grouped);
+    let survey = |looked: Vec<Looked>| {
+        if needs_score && !looked.iter().any(|row| row.stated) {
             return Err(stage::Error::ColumnMissing { column: "score", stage: "judge" });
         }
+        let (outcomes, members) = looked::split(looked, &peers);
         let promoted = match args.at_least_one {
             Switch::On => advantage::promoted(&outcomes),
             Switch::Off => HashSet::new(),
         };
         let shares = advantage::shares(&method, &members);
         let method = &method;
-        Ok(move |turn: Turn| {
+        Ok(move |turn: Turn, counts: &mut Summary| {
             let promoted = promoted.contains(&turn.turn_id);
             let standing = Standing { promoted, share: shares.get(&turn.turn_id).copied() };
             let turn = advantage::note_among(turn, standing, method);
-            summary.borrow_mut().add(&turn, method);
+            counts.add(&turn, method);
             turn
         })
     };
-    let watch = |tally: &Tally| bar.set_position(tally.rows);
-    let done = stage::regroup(source, output, &plan, survey, &watch);
+    let mut watch = |tally: &Tally, counts: Summary| {
+        summary.borrow_mut().merge(counts);
+        bar.set_position(tally.rows);
+    };
+    let done = stage::regroup(source, output, &plan, (look, survey), &mut watch);
     bar.finish_and_clear();
     Ok(done?)
 }

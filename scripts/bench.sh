@@ -5,6 +5,7 @@
 #   scripts/bench.sh            every part
 #   scripts/bench.sh startup    `oclaw --help` in both builds
 #   scripts/bench.sh annotate   `oclaw judge` against a judge that takes 50 ms, beside asyncio + httpx
+#   scripts/bench.sh advantage  `oclaw advantage`, Parquet to Parquet, beside pyarrow + numpy and polars
 #   scripts/bench.sh serve      `oclaw serve` capturing to disk, beside nginx and FastAPI + httpx
 #   scripts/bench.sh score      log-probs of SmolLM2-135M in this process, beside transformers
 #   scripts/bench.sh train      a training step of SmolLM2-135M, beside transformers
@@ -17,7 +18,7 @@ cd "$(dirname "$0")/.."
 profile=${PROFILE:-release}
 built=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 parts=("$@")
-[ $# -gt 0 ] || parts=(startup annotate serve score train)
+[ $# -gt 0 ] || parts=(startup annotate advantage serve score train)
 
 build_both() {
   build_without_torch
@@ -64,6 +65,11 @@ for part in "${parts[@]}"; do
       program=$(bench_target annotate --no-default-features)
       python3 scripts/bench/annotate.py target/bench/oclaw-without-torch "$program" "$(peer_python httpx httpx)"
       ;;
+    advantage)
+      build_without_torch
+      program=$(bench_target advantage --no-default-features)
+      python3 scripts/bench/advantage.py target/bench/oclaw-without-torch "$program" "$(peer_python polars numpy polars pyarrow)"
+      ;;
     serve)
       build_without_torch
       program=$(bench_target serve --no-default-features)
@@ -82,7 +88,7 @@ for part in "${parts[@]}"; do
       python3 scripts/bench/train.py "$program" "$peer" models/SmolLM2-135M-Instruct
       ;;
     *)
-      echo "bench: no part \`$part\`; parts are: startup, annotate, serve, score, train" >&2
+      echo "bench: no part \`$part\`; parts are: startup, annotate, advantage, serve, score, train" >&2
       exit 2
       ;;
   esac

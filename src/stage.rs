@@ -6,6 +6,8 @@
 //! what is asked, of whom, and what an answer means.
 
 mod columns;
+mod pieces;
+mod regroup;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -19,6 +21,7 @@ use crate::table::{Format, Sink, Source, StageLine, Target, Usage};
 use crate::trajectory;
 use crate::trajectory::{Turn, Writer};
 use columns::Layout;
+pub use regroup::regroup;
 
 /// Most bytes of a batch of [`annotate`], which holds as many of them as the turns
 /// under way span.
@@ -49,6 +52,9 @@ pub struct Plan {
     pub at_once: usize,
     /// Columns without which the stage has nothing to work on.
     pub needs: &'static [&'static str],
+    /// Columns that the note looks at, beside those that it writes: no others need be
+    /// read where the rest can be copied. Nothing means all.
+    pub reads: &'static [&'static str],
     /// What the file shall say about this run.
     pub line: Option<StageLine>,
     /// What the stage asks of others, counted by its note: the line's last word.
@@ -59,7 +65,7 @@ impl Plan {
     /// Returns the plan of a stage that refuses to run twice, one turn at a time.
     pub fn new(writer: Writer) -> Self {
         let existing = Existing::Refuse;
-        Self { writer, existing, at_once: 1, needs: &[], line: None, usage: None }
+        Self { writer, existing, at_once: 1, needs: &[], reads: &[], line: None, usage: None }
     }
 }
 
@@ -174,40 +180,6 @@ pub async fn survey(
         }
     }
     Ok(tally)
-}
-
-/// Reads turns twice. `survey` gets all of them in order, keeps what it needs to
-/// know about the whole, and returns the function that notes each turn in the
-/// second pass. Memory holds one batch and what `survey` keeps.
-pub fn regroup<N: FnMut(Turn) -> Turn>(
-    mut source: Source,
-    output: &Output,
-    plan: &Plan,
-    survey: impl FnOnce(&mut dyn Iterator<Item = Result<Turn, Error>>) -> Result<N, Error>,
-    watch: &dyn Fn(&Tally),
-) -> Result<Tally, Error> {
-    let layout = Layout::plan(&source, plan)?;
-    source.hold()?;
-    let rows = Rows { source: RefCell::new(source), batches: RefCell::default() };
-    let mut note = survey(&mut rows.turns().inspect(|_| rows.batches.borrow_mut().clear()))?;
-    let mut source = rows.source.into_inner();
-    source.rewind()?;
-    let mut writing = Writing::start(&source, output, plan, layout)?;
-    let mut kept = 0;
-    while let Some(batch) = source.next_batch()? {
-        let mut done = Vec::with_capacity(batch.num_rows());
-        for turn in source.read(&batch)? {
-            if plan.existing == Existing::Fill && !columns::due(plan.writer, &turn) {
-                kept += 1;
-                done.push(turn);
-            } else {
-                done.push(note(turn));
-            }
-            writing.count(done.last(), kept, watch);
-        }
-        writing.write(&batch, &done)?;
-    }
-    writing.finish(plan)
 }
 
 /// The rows of a source, one by one, with the batches they came in.

@@ -17,9 +17,12 @@ mod provenance;
 pub mod row_json;
 mod sink;
 mod size;
+mod sniff;
 mod source;
+mod splice;
 mod spool;
 mod stream;
+mod unfinished;
 
 pub use aside::aside_of;
 pub use follow::{
@@ -28,9 +31,11 @@ pub use follow::{
 };
 pub use inputs::Input;
 pub use provenance::{Provenance, StageLine, Usage};
-pub use sink::{Sink, discard_unfinished};
+pub use sink::Sink;
 pub use source::{Source, read_turns};
+pub use splice::{Columns, Encoded, Encoding, Splice};
 pub use spool::write_shard;
+pub use unfinished::discard_unfinished;
 
 use std::io;
 use std::path::PathBuf;

@@ -42,6 +42,16 @@ impl Spread {
         self.squares += value * value;
     }
 
+    /// Takes in the numbers of another stream.
+    pub fn merge(&mut self, other: &Self) {
+        self.count += other.count;
+        self.zeros += other.zeros;
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
+        self.sum += other.sum;
+        self.squares += other.squares;
+    }
+
     /// Returns the mean, or nothing of nothing.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
@@ -117,6 +127,24 @@ impl Summary {
             self.without_log_probs += 1;
         }
         self.add_distilled(turn, mask, method);
+    }
+
+    /// Takes in the counts of other rows.
+    pub fn merge(&mut self, other: Self) {
+        self.rows += other.rows;
+        for (kind, count) in other.kinds {
+            *self.kinds.entry(kind).or_default() += count;
+        }
+        for (reason, count) in other.reasons {
+            *self.reasons.entry(reason).or_default() += count;
+        }
+        self.passed_over += other.passed_over;
+        self.refused += other.refused;
+        self.promoted += other.promoted;
+        self.without_log_probs += other.without_log_probs;
+        self.tokens += other.tokens;
+        self.advantages.merge(&other.advantages);
+        self.distilled.merge(&other.distilled);
     }
 
     fn add_distilled(&mut self, turn: &Turn, mask: &[i8], method: &Method) {

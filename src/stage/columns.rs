@@ -77,6 +77,22 @@ impl Layout {
         self.schema.clone()
     }
 
+    /// Returns the stage's own columns, in the order of the output.
+    pub(super) fn own(&self) -> Vec<&'static str> {
+        let own = |origin: &Origin| match origin {
+            Origin::Input(_) => None,
+            Origin::Stage(name) => Some(*name),
+        };
+        self.origins.iter().filter_map(own).collect()
+    }
+
+    /// Builds them, in that order.
+    pub(super) fn build(&self, turns: &[Turn]) -> Result<Vec<(FieldRef, ArrayRef)>, Error> {
+        let own = turn::arrays(&[self.writer], turns).map_err(|source| Error::Note { source })?;
+        let found = |name| own.iter().find(|(field, _)| field.name() == name).cloned();
+        Ok(self.own().into_iter().filter_map(found).collect())
+    }
+
     /// Puts the input's columns and the turns' notes together.
     pub(super) fn apply(&self, batch: &RecordBatch, turns: &[Turn]) -> Result<RecordBatch, Error> {
         let own = turn::arrays(&[self.writer], turns).map_err(|source| Error::Note { source })?;

@@ -15,7 +15,10 @@ use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::{SchemaRef, TimestampMicrosecondType};
 use bytes::Bytes;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader,
+    ParquetRecordBatchReaderBuilder,
+};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
@@ -55,6 +58,23 @@ impl ParquetFile {
     /// Returns the number of rows.
     pub(super) fn rows(&self) -> u64 {
         u64::try_from(self.builder.metadata().file_metadata().num_rows()).unwrap_or_default()
+    }
+
+    /// Returns the bytes and what the footer says of them, for who reads one row group
+    /// at a time.
+    pub(super) fn into_parts(
+        name: &str,
+        file: Arc<File>,
+    ) -> Result<(Checked, ArrowReaderMetadata), Error> {
+        let opened = Self::open(name, file.clone())?;
+        let length =
+            file.metadata().map_err(|source| Error::Read { name: name.to_owned(), source })?.len();
+        let metadata = opened.builder.metadata().clone();
+        let metadata = guarded(name, || {
+            ArrowReaderMetadata::try_new(metadata, ArrowReaderOptions::new())
+                .map_err(|error| damaged(name, &error))
+        })?;
+        Ok((Checked { file, length }, metadata))
     }
 
     /// Starts to read the rows, in batches that should not outweigh the bound.
@@ -172,7 +192,8 @@ impl Rows {
 }
 
 /// A file that lends no bytes beyond its end. Reads do not move a shared cursor.
-struct Checked {
+#[derive(Clone)]
+pub(super) struct Checked {
     file: Arc<File>,
     length: u64,
 }
@@ -201,6 +222,28 @@ impl ChunkReader for Checked {
         let mut bytes = vec![0; length];
         self.file.read_exact_at(&mut bytes, start)?;
         Ok(bytes.into())
+    }
+}
+
+/// The same file for who copies whole chunks: it reads in large pieces.
+pub(super) struct InLargePieces<'a>(pub(super) &'a Checked);
+
+impl Length for InLargePieces<'_> {
+    fn len(&self) -> u64 {
+        self.0.length
+    }
+}
+
+impl ChunkReader for InLargePieces<'_> {
+    type T = BufReader<Part>;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
+        let part = Part { file: self.0.file.clone(), position: start };
+        Ok(BufReader::with_capacity(1 << 18, part))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        self.0.get_bytes(start, length)
     }
 }
 
@@ -264,7 +307,7 @@ fn check_counts(name: &str, metadata: &ParquetMetaData) -> Result<(), Error> {
     Ok(())
 }
 
-fn damaged(name: &str, error: &ParquetError) -> Error {
+pub(super) fn damaged(name: &str, error: &ParquetError) -> Error {
     Error::Damaged { name: name.to_owned(), reason: error.to_string() }
 }
 

@@ -1,13 +1,11 @@
 //! Tables out. A path is written aside, made durable, checked and renamed: a
 //! reader never sees half a table under its final name.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, IsTerminal, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::Arc;
 
 use arrow::array::{RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Schema, SchemaRef};
@@ -16,27 +14,13 @@ use arrow::ipc::writer::StreamWriter;
 use parquet::arrow::ArrowWriter;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
-use tempfile::TempPath;
+use parquet::file::writer::SerializedFileWriter;
 
-use super::aside::{aside_of, folder_of, start};
+use super::aside::folder_of;
 use super::provenance::USAGE;
 use super::size::{BATCH_BYTES, pieces, weight};
-use super::{Error, Format, Provenance, Target, Usage, layout, parquet_file, stream};
-
-/// How the name of a shard begins that is not finished.
-pub(super) const SHARD_ASIDE: &str = ".tmp-shard-";
-
-/// Temporary files of all sinks that are not finished.
-static UNFINISHED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-
-/// Removes what unfinished sinks have written so far. For a signal's sake, just
-/// before the process ends.
-pub fn discard_unfinished() {
-    for path in UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-        // It may have been renamed or removed in this very moment.
-        let _ = fs::remove_file(path);
-    }
-}
+use super::unfinished::{Aside, Existing, open};
+use super::{Encoded, Encoding, Error, Format, Provenance, Splice, Target, Usage, layout};
 
 /// A table being written. Dropped before [`Sink::finish`], it leaves nothing.
 pub struct Sink {
@@ -49,10 +33,11 @@ pub struct Sink {
     rows: u64,
 }
 
-type Output = BufWriter<Box<dyn Write + Send>>;
+pub(super) type Output = BufWriter<Box<dyn Write + Send>>;
 
 enum Encoder {
     Parquet(Box<ArrowWriter<Output>>),
+    Spliced(Box<SerializedFileWriter<Output>>),
     Ipc(Box<StreamWriter<Output>>),
 }
 
@@ -65,20 +50,39 @@ impl Sink {
         schema: SchemaRef,
         provenance: &Provenance,
     ) -> Result<Self, Error> {
-        let (name, output, aside, usual) = match target {
-            Target::Shard(path) => return Self::create_shard(path, schema, provenance),
-            Target::Stdout => {
-                let (file, usual) = stdout()?;
-                ("standard output".to_owned(), file, None, usual)
-            }
-            Target::Path(path) => {
-                let name = path.display().to_string();
-                let (file, aside, usual) = open(path, Existing::Replaced)
-                    .map_err(|source| Error::Write { name: name.clone(), source })?;
-                (name, file, aside, usual)
-            }
-        };
-        Self::start(name, (output, aside), format.unwrap_or(usual), (schema, provenance))
+        let place = Place::open(target)?;
+        let format = format.unwrap_or(place.usual);
+        Self::start(place, format, (schema, provenance))
+    }
+
+    /// Starts a table likewise. If it becomes a Parquet file it takes no rows, but row
+    /// groups of a [`Splice`], by [`Sink::append`], of which the other thing returned
+    /// makes the new columns.
+    pub fn create_beside(
+        output: (&Target, Option<Format>),
+        schema: SchemaRef,
+        provenance: &Provenance,
+    ) -> Result<(Self, Option<Encoding>), Error> {
+        let place = Place::open(output.0)?;
+        let format = output.1.unwrap_or(place.usual);
+        let mut sink = Self::start(place, format, (schema, provenance))?;
+        let Encoder::Parquet(writer) = sink.encoder else { return Ok((sink, None)) };
+        let (writer, factory) =
+            writer.into_serialized_writer().map_err(|error| parquet_failure(&sink.name, error))?;
+        sink.encoder = Encoder::Spliced(Box::new(writer));
+        let encoding = Encoding::new(&sink.name, factory);
+        Ok((sink, Some(encoding)))
+    }
+
+    /// Writes a row group: its new columns, and the chunks of all others as they are.
+    pub fn append(&mut self, splice: &Splice, group: usize, new: Encoded) -> Result<(), Error> {
+        if let Encoder::Spliced(writer) = &mut self.encoder {
+            splice
+                .append(writer, group, new)
+                .map_err(|error| parquet_failure(&self.name, error))?;
+            self.rows += splice.rows(group);
+        }
+        Ok(())
     }
 
     /// Starts a new shard under a name that nothing may have yet.
@@ -87,15 +91,12 @@ impl Sink {
         schema: SchemaRef,
         provenance: &Provenance,
     ) -> Result<Self, Error> {
-        let name = path.display().to_string();
-        let (output, aside, _) = open(path, Existing::Refused)
-            .map_err(|source| Error::Write { name: name.clone(), source })?;
-        Self::start(name, (output, aside), Format::Parquet, (schema, provenance))
+        let place = Place::open(&Target::Shard(path.to_owned()))?;
+        Self::start(place, Format::Parquet, (schema, provenance))
     }
 
     fn start(
-        name: String,
-        (output, aside): (File, Option<Aside>),
+        Place { name, file: output, aside, .. }: Place,
         format: Format,
         (schema, provenance): (SchemaRef, &Provenance),
     ) -> Result<Self, Error> {
@@ -126,7 +127,7 @@ impl Sink {
         self.rows
     }
 
-    /// Writes rows. They must have the sink's columns, in its order.
+    /// Writes rows, unless it takes row groups. They must have the sink's columns, in its order.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<(), Error> {
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         let batch = RecordBatch::try_new_with_options(
@@ -147,6 +148,10 @@ impl Sink {
                     writer.write(&piece).map_err(|error| parquet_failure(&self.name, error))?;
                     self.open_bytes += bytes;
                 }
+                Encoder::Spliced(_) => {
+                    let reason = "it takes whole row groups".to_owned();
+                    return Err(Error::Encode { name: self.name.clone(), reason });
+                }
                 // The next stage need not wait for a buffer to fill.
                 Encoder::Ipc(writer) => writer
                     .write(&piece)
@@ -161,9 +166,11 @@ impl Sink {
     /// Notes what the last line of the provenance came to use. A stream has no
     /// place for it.
     pub fn note_usage(&mut self, usage: &Usage) {
-        if let Encoder::Parquet(writer) = &mut self.encoder {
-            let text = serde_json::to_string(usage).ok();
-            writer.append_key_value_metadata(KeyValue::new(USAGE.to_owned(), text));
+        let entry = || KeyValue::new(USAGE.to_owned(), serde_json::to_string(usage).ok());
+        match &mut self.encoder {
+            Encoder::Parquet(writer) => writer.append_key_value_metadata(entry()),
+            Encoder::Spliced(writer) => writer.append_key_value_metadata(entry()),
+            Encoder::Ipc(_) => {}
         }
     }
 
@@ -172,6 +179,10 @@ impl Sink {
         let name = self.name;
         let (format, output) = match self.encoder {
             Encoder::Parquet(writer) => (
+                Format::Parquet,
+                writer.into_inner().map_err(|error| parquet_failure(&name, error))?,
+            ),
+            Encoder::Spliced(writer) => (
                 Format::Parquet,
                 writer.into_inner().map_err(|error| parquet_failure(&name, error))?,
             ),
@@ -185,6 +196,34 @@ impl Sink {
             Some(aside) => aside.publish(&name, format),
             None => Ok(()),
         }
+    }
+}
+
+/// An output that is open and has no format yet.
+struct Place {
+    name: String,
+    file: File,
+    aside: Option<Aside>,
+    /// The format that suits it.
+    usual: Format,
+}
+
+impl Place {
+    fn open(target: &Target) -> Result<Self, Error> {
+        let (path, existing) = match target {
+            Target::Stdout => {
+                let (file, usual) = stdout()?;
+                return Ok(Self { name: "standard output".to_owned(), file, aside: None, usual });
+            }
+            Target::Path(path) => (path, Existing::Replaced),
+            Target::Shard(path) => (path, Existing::Refused),
+        };
+        let name = path.display().to_string();
+        let (file, aside, usual) =
+            open(path, existing).map_err(|source| Error::Write { name: name.clone(), source })?;
+        // A shard is Parquet wherever it goes.
+        let usual = if existing == Existing::Refused { Format::Parquet } else { usual };
+        Ok(Self { name, file, aside, usual })
     }
 }
 
@@ -205,14 +244,6 @@ pub(super) fn check(target: &Target) -> Result<(), Error> {
     }
 }
 
-/// Takes the name of a temporary file out of an error: nobody asked for that file.
-fn without_name(error: io::Error) -> io::Error {
-    match error.to_string().rsplit_once(" at path ") {
-        Some((reason, _)) => io::Error::new(error.kind(), reason),
-        None => error,
-    }
-}
-
 /// Duplicates standard output and tells the format that suits it.
 fn stdout() -> Result<(File, Format), Error> {
     let stdout = io::stdout();
@@ -225,96 +256,7 @@ fn stdout() -> Result<(File, Format), Error> {
     Ok((file, if regular { Format::Parquet } else { Format::Ipc }))
 }
 
-/// What to do about a file that has the final name already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Existing {
-    Replaced,
-    Refused,
-}
-
-/// Opens a path for writing. What is no plain file (a pipe, `/dev/null`) cannot
-/// be replaced and is written to directly.
-fn open(path: &Path, existing: Existing) -> io::Result<(File, Option<Aside>, Format)> {
-    let target = match fs::metadata(path) {
-        Ok(there) if there.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-        Ok(there) if !there.is_file() => {
-            let file = File::options().write(true).open(path)?;
-            return Ok((file, None, Format::Ipc));
-        }
-        // A link stays a link: what it points to is replaced.
-        Ok(_) => fs::canonicalize(path)?,
-        Err(_) => path.to_owned(),
-    };
-    let folder = folder_of(&target);
-    let temporary = match existing {
-        Existing::Replaced => aside_of(&target),
-        // Whoever writes shards here next removes what is left of them.
-        Existing::Refused => start(&folder, SHARD_ASIDE),
-    };
-    let temporary = temporary.map_err(without_name)?;
-    let (file, temporary) = temporary.into_parts();
-    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).insert(temporary.to_path_buf());
-    let aside =
-        Aside { file: file.try_clone()?, temporary: Some(temporary), target, folder, existing };
-    Ok((file, Some(aside), Format::Parquet))
-}
-
-/// A file that has not got its final name yet.
-struct Aside {
-    file: File,
-    temporary: Option<TempPath>,
-    target: PathBuf,
-    folder: PathBuf,
-    existing: Existing,
-}
-
-impl Aside {
-    fn publish(mut self, name: &str, format: Format) -> Result<(), Error> {
-        let write = |source| Error::Write { name: name.to_owned(), source };
-        self.file.sync_all().map_err(write)?;
-        self.check(name, format)?;
-        let Some(temporary) = self.temporary.take() else { return Ok(()) };
-        let path = temporary.to_path_buf();
-        let renamed = match self.existing {
-            Existing::Replaced => temporary.persist(&self.target),
-            Existing::Refused => temporary.persist_noclobber(&self.target),
-        };
-        UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).remove(&path);
-        renamed.map_err(|error| write(error.error))?;
-        File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(write)
-    }
-
-    /// Reads the end mark back: a disk that lost it must not be believed.
-    fn check(&mut self, name: &str, format: Format) -> Result<(), Error> {
-        let write = |source| Error::Write { name: name.to_owned(), source };
-        let length = self.file.seek(SeekFrom::End(0)).map_err(write)?;
-        match format {
-            Format::Parquet => parquet_file::check_tail(name, &self.file, length),
-            Format::Ipc => {
-                let mut tail = [0; 8];
-                self.file.read_exact_at(&mut tail, length.saturating_sub(8)).map_err(write)?;
-                match tail == *stream::END {
-                    true => Ok(()),
-                    false => {
-                        let what = "the end mark just written is not there".to_owned();
-                        Err(Error::Cut { name: name.to_owned(), what })
-                    }
-                }
-            }
-        }
-    }
-}
-
-impl Drop for Aside {
-    fn drop(&mut self) {
-        if let Some(temporary) = self.temporary.take() {
-            let mut unfinished = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner);
-            unfinished.remove(&*temporary);
-        }
-    }
-}
-
-fn parquet_failure(name: &str, error: ParquetError) -> Error {
+pub(super) fn parquet_failure(name: &str, error: ParquetError) -> Error {
     let name = name.to_owned();
     match error {
         ParquetError::External(cause) => match cause.downcast::<io::Error>() {

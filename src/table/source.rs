@@ -6,7 +6,6 @@ use std::fs::File;
 use std::io::{self, Cursor, IsTerminal, Read, Seek};
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,10 +14,11 @@ use arrow::datatypes::SchemaRef;
 use arrow::ipc::writer::StreamWriter;
 
 use super::inputs::{self, Input as Named, Place};
-use super::parquet_file::{self, ParquetFile, Part, Rows};
+use super::parquet_file::{ParquetFile, Part, Rows};
 use super::size::{BATCH_BYTES, pieces};
-use super::stream::{self, Stream};
-use super::{Error, Format, Provenance, merge};
+use super::sniff::{head, sniff};
+use super::stream::Stream;
+use super::{Error, Format, Provenance, Splice, merge, splice};
 use crate::trajectory::{Turn, Writer, columns, turn};
 
 const STDIN: &str = "standard input";
@@ -234,6 +234,34 @@ impl Source {
         Ok(())
     }
 
+    /// Returns the inputs' row groups, if a table of this schema can take their chunks
+    /// over as they are, all columns but its `own`, and if the columns `read` of a group
+    /// are not too heavy to be held. See [`Splice`].
+    pub fn splice(
+        &self,
+        read: &[&str],
+        (schema, own): (&SchemaRef, &[&str]),
+    ) -> Result<Option<Splice>, Error> {
+        if self.inputs.len() > splice::MOST_FILES {
+            return Ok(None);
+        }
+        let mut files = Vec::new();
+        for input in &self.inputs {
+            let file = match &input.bytes {
+                Bytes::Path(path) => File::open(path)
+                    .map(Arc::new)
+                    .map_err(|source| Error::Read { name: input.name.clone(), source })?,
+                Bytes::Held(file) => file.clone(),
+                Bytes::Live(_) => return Ok(None),
+            };
+            match sniff(&input.name, &head(&input.name, &file)?)? {
+                Format::Parquet => files.push((input.name.clone(), file)),
+                Format::Ipc => return Ok(None),
+            }
+        }
+        Splice::plan(files, read, (schema, own))
+    }
+
     /// Starts again at the first row. Errors on a pipe that was not held.
     pub fn rewind(&mut self) -> Result<(), Error> {
         (self.at, self.handed_out, self.reader) = (0, 0, None);
@@ -267,44 +295,6 @@ fn reader(name: &str, file: Arc<File>, limit: usize) -> Result<Reader, Error> {
             Ok(Reader::Stream(Box::new(Stream::open(name, bytes)?)))
         }
     }
-}
-
-fn head(name: &str, file: &File) -> Result<Vec<u8>, Error> {
-    let mut head = [0; 8];
-    let mut count = 0;
-    while count < head.len() {
-        match file.read_at(&mut head[count..], count as u64) {
-            Ok(0) => break,
-            Ok(read) => count += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(source) => return Err(Error::Read { name: name.to_owned(), source }),
-        }
-    }
-    Ok(head[..count].to_vec())
-}
-
-/// Tells a format by its first bytes.
-fn sniff(name: &str, head: &[u8]) -> Result<Format, Error> {
-    let name = name.to_owned();
-    if head.is_empty() {
-        return Err(Error::Empty { name });
-    }
-    if head.starts_with(parquet_file::MAGIC) {
-        return Ok(Format::Parquet);
-    }
-    if head.starts_with(stream::MAGIC) {
-        return Ok(Format::Ipc);
-    }
-    if parquet_file::MAGIC.starts_with(head) || stream::MAGIC.starts_with(head) {
-        return Err(Error::Cut { name, what: format!("{} bytes", head.len()) });
-    }
-    let found = match head {
-        b"ARROW1\0\0" => "an Arrow file".to_owned(),
-        [0x1f, 0x8b, ..] => "a gzip file".to_owned(),
-        [b'{' | b'[', ..] => "JSON".to_owned(),
-        _ => format!("it starts with `{}`", head.escape_ascii()),
-    };
-    Err(Error::Foreign { name, found })
 }
 
 fn open_path(path: &Path, name: String) -> Result<(Input, SchemaRef), Error> {

@@ -118,6 +118,18 @@ macro_rules! table {
         /// Reads every row of a batch. Columns that the schema does not know
         /// are left alone.
         pub fn read(batch: &RecordBatch) -> Result<Vec<Turn>, Error> {
+            $($(
+                let column = stringify!($name);
+                if <$type as Cell>::null().is_none() && batch.column_by_name(column).is_none() {
+                    return Err(Error::MissingColumn { column });
+                }
+            )*)*
+            read_part(batch)
+        }
+
+        /// Reads every row of a batch that has only some of the columns: what a turn
+        /// says of the others is not to be used.
+        pub fn read_part(batch: &RecordBatch) -> Result<Vec<Turn>, Error> {
             $($(let $name = Reader::<$type>::new(batch, stringify!($name))?;)*)*
             (0..batch.num_rows())
                 .map(|row| Ok(Turn { $($($name: $name.get(row)?,)*)* }))
@@ -208,11 +220,10 @@ struct Reader<T> {
     cell: std::marker::PhantomData<T>,
 }
 
-impl<T: Cell> Reader<T> {
+impl<T: Cell + Default> Reader<T> {
     fn new(batch: &RecordBatch, column: &'static str) -> Result<Self, Error> {
         let array = match batch.column_by_name(column) {
-            None if T::null().is_some() => None,
-            None => return Err(Error::MissingColumn { column }),
+            None => None,
             Some(array) => Some(conform(array, named(column)?)?),
         };
         Ok(Self { column, array, cell: std::marker::PhantomData })
@@ -221,6 +232,7 @@ impl<T: Cell> Reader<T> {
     fn get(&self, row: usize) -> Result<T, Error> {
         let null = || T::null().ok_or(Error::Null { column: self.column, row });
         match &self.array {
+            None => Ok(T::default()),
             Some(array) if array.is_valid(row) => T::read(array, row).map_err(|found| {
                 Error::UnknownWord { column: self.column, row, found, wanted: T::vocabulary() }
             }),

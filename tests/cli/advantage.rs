@@ -1,5 +1,7 @@
 //! `oclaw advantage` as it is called.
 
+mod spliced;
+
 use std::path::{Path, PathBuf};
 
 use oclaw::table::Format;

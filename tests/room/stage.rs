@@ -284,25 +284,26 @@ async fn a_survey_sees_what_would_be_noted() {
 
 /// Notes each turn with the mean score of all: what no single pass could.
 fn regroup(source: Source, out: &Path) -> Result<Tally, Error> {
-    let plan = Plan { needs: &["score"], ..Plan::new(Writer::Advantage) };
+    let (needs, reads) = (&["score"], &["score"]);
+    let plan = Plan { needs, reads, ..Plan::new(Writer::Advantage) };
     stage::regroup(
         source,
         &output(out),
         &plan,
-        |turns| {
-            let mut scores = Vec::new();
-            for turn in turns {
-                scores.extend(turn?.score);
-            }
-            let mean = scores.iter().sum::<f32>() / scores.len() as f32;
-            Ok(move |turn: Turn| Turn {
-                sample_kind: Some(SampleKind::None),
-                promoted: Some(false),
-                reward: Some(mean),
-                ..turn
-            })
-        },
-        &|_| {},
+        (
+            |turn| turn.score,
+            |scores| {
+                let scores: Vec<f32> = scores.into_iter().flatten().collect();
+                let mean = scores.iter().sum::<f32>() / scores.len() as f32;
+                Ok(move |turn: Turn, (): &mut ()| Turn {
+                    sample_kind: Some(SampleKind::None),
+                    promoted: Some(false),
+                    reward: Some(mean),
+                    ..turn
+                })
+            },
+        ),
+        &mut |_, ()| {},
     )
 }
 
