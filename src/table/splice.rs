@@ -19,11 +19,12 @@ use parquet::arrow::{ArrowSchemaConverter, ProjectionMask};
 use parquet::column::writer::ColumnCloseResult;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::reader::Length;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::SchemaDescriptor;
 
 use super::Error;
-use super::parquet_file::{Checked, InLargePieces, ParquetFile, damaged, guarded};
+use super::parquet_file::{Checked, InLargePieces, MAGIC, ParquetFile, damaged, guarded};
 use super::sink::{Output, parquet_failure};
 use super::size::{BATCH_BYTES, BATCH_ROWS};
 use crate::trajectory::{Turn, turn};
@@ -53,7 +54,7 @@ struct Spliced {
 
 impl Splice {
     /// Opens files. Returns nothing if one of them has a column in another shape than
-    /// the output, or a row group too heavy to be held.
+    /// the output, a chunk beyond its end, or a row group too heavy to be held.
     pub(super) fn plan(
         files: Vec<(String, Arc<File>)>,
         read: &[&str],
@@ -71,7 +72,8 @@ impl Splice {
                 .filter(|leaf| read.contains(&root(descriptor, *leaf)))
                 .collect();
             let groups = metadata.metadata().row_groups();
-            if !groups.iter().all(|group| is_light(group, &wanted)) {
+            let sound = |group| is_light(group, &wanted) && is_there(group, bytes.len());
+            if !groups.iter().all(sound) {
                 return Ok(None);
             }
             let places = groups.iter().enumerate().filter(|(_, group)| group.num_rows() > 0);
@@ -213,10 +215,28 @@ fn root(schema: &SchemaDescriptor, leaf: usize) -> &str {
     schema.get_column_root(leaf).name()
 }
 
-/// Whether some columns of a row group can be held all at once.
+/// Whether some columns of a row group can be held all at once. A dictionary may say
+/// much in few bytes: each value weighs four at least.
 fn is_light(group: &RowGroupMetaData, leaves: &[usize]) -> bool {
-    let bytes: i64 = leaves.iter().map(|leaf| group.column(*leaf).uncompressed_size().max(0)).sum();
+    let weight = |leaf: &usize| {
+        let chunk = group.column(*leaf);
+        chunk.uncompressed_size().max(chunk.num_values().saturating_mul(4)).max(0)
+    };
+    let bytes = leaves.iter().map(weight).fold(0, i64::saturating_add);
     group.num_rows() <= BATCH_ROWS as i64 && bytes <= 2 * BATCH_BYTES as i64
+}
+
+/// Whether every chunk of a row group lies inside its file. Whoever decodes one that
+/// does not names it.
+fn is_there(group: &RowGroupMetaData, length: u64) -> bool {
+    group.columns().iter().all(|chunk| {
+        let data = chunk.data_page_offset();
+        let start = chunk.dictionary_page_offset().unwrap_or(data);
+        let end = start.checked_add(chunk.compressed_size());
+        let magic = MAGIC.len() as i64;
+        let inside = |end: i64| u64::try_from(end).is_ok_and(|end| end <= length);
+        magic <= start && start <= data && end.is_some_and(inside)
+    })
 }
 
 /// How new columns are encoded, on any thread.

@@ -1,5 +1,6 @@
 //! `oclaw advantage` as it is called.
 
+mod foreign;
 mod spliced;
 
 use std::path::{Path, PathBuf};

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
@@ -17,8 +16,9 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::super::judge::read;
 use super::TAUGHT;
+use super::foreign::pyarrow;
 use crate::forge::{captured, finished, write};
-use crate::harness::{oclaw, root};
+use crate::harness::oclaw;
 
 /// Writes a table as no stage does: not compressed, with dictionaries, with a column of
 /// its own, one row group for each list of turns.
@@ -45,7 +45,7 @@ fn foreign(path: PathBuf, groups: &[Vec<Turn>]) -> PathBuf {
 }
 
 /// Returns each column chunk of a file with its bytes, row group by row group.
-fn chunks(path: &Path) -> Vec<Vec<(ColumnChunkMetaData, Vec<u8>)>> {
+pub(super) fn chunks(path: &Path) -> Vec<Vec<(ColumnChunkMetaData, Vec<u8>)>> {
     let bytes = fs::read(path).unwrap();
     let reader = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
     let chunk = |chunk: &ColumnChunkMetaData| {
@@ -56,12 +56,12 @@ fn chunks(path: &Path) -> Vec<Vec<(ColumnChunkMetaData, Vec<u8>)>> {
     groups.map(|group| group.columns().iter().map(chunk).collect()).collect()
 }
 
-fn is_own(chunk: &ColumnChunkMetaData) -> bool {
+pub(super) fn is_own(chunk: &ColumnChunkMetaData) -> bool {
     let name = &chunk.column_path().parts()[0];
     columns().iter().any(|column| column.name == name && column.writer == Writer::Advantage)
 }
 
-fn advantage(words: &[&str], inputs: &[&Path], output: &Path) {
+pub(super) fn advantage(words: &[&str], inputs: &[&Path], output: &Path) {
     oclaw().arg("advantage").args(words).arg("-o").arg(output).args(inputs).assert().success();
 }
 
@@ -70,7 +70,9 @@ fn chunks_of_other_columns_are_copied_to_the_byte() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let neutral = Turn { score: Some(0.0), ..captured("u", 1) };
-    let one = vec![vec![finished("s", 1), neutral], vec![finished("s", 2)]];
+    let log_probs = [-0.5, -1.25, -0.75].map(Some);
+    let whole = Turn { rollout_log_probs: Some(log_probs.to_vec()), ..finished("s", 1) };
+    let one = vec![vec![whole, neutral], vec![finished("s", 2)]];
     let first = foreign(at("1.parquet"), &one);
     let second = foreign(at("2.parquet"), &[vec![captured("s", 3), finished("t", 1)]]);
     let (spliced, plain) = (at("spliced.parquet"), at("plain"));
@@ -80,7 +82,9 @@ fn chunks_of_other_columns_are_copied_to_the_byte() {
     let turns = read(&spliced);
     assert_eq!(turns.len(), 5);
     assert_eq!(turns, read(&plain));
-    assert_eq!(turns[0].advantages.as_ref().map(Vec::len), Some(3));
+    let combined = [-0.1 + 0.5 - 1.0, -0.2 + 1.25 - 1.0, -0.3 + 0.75 - 1.0_f32];
+    assert_eq!(turns[0].advantages, Some(combined.to_vec()));
+    assert_eq!(turns[2].rl_advantages, Some(vec![-1.0; 3]));
     assert_eq!(turns[1].promoted, Some(true));
 
     let before: Vec<_> = [chunks(&first), chunks(&second)].concat();
@@ -139,14 +143,6 @@ fn advantage_in_place(path: &Path) {
 
 #[test]
 fn pyarrow_reads_a_spliced_table() {
-    let packages = root().join("target/python");
-    let python = |code: &str, paths: &[&Path]| {
-        Command::new("python3").env("PYTHONPATH", &packages).args(["-c", code]).args(paths).output()
-    };
-    if !python("import pyarrow.parquet", &[]).is_ok_and(|output| output.status.success()) {
-        println!("skipped: no pyarrow in target/python (`.ci/run` installs it)");
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let groups = [vec![finished("s", 1), captured("s", 2)], vec![finished("t", 1)]];
@@ -162,6 +158,5 @@ assert spliced.num_rows == 3 and spliced.column("mood").to_pylist() == [7, 14, 7
 assert spliced.select(before.column_names).equals(before)
 assert spliced.drop_columns(["mood"]).equals(plain)
 "#;
-    let output = python(code, &[&input, &spliced, &plain]).unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    pyarrow(code, &[&input, &spliced, &plain]);
 }
