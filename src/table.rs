@@ -33,7 +33,7 @@ pub use inputs::Input;
 pub use provenance::{Provenance, StageLine, Usage};
 pub use sink::Sink;
 pub use source::{Source, read_turns};
-pub use splice::{Columns, Encoded, Encoding, Splice};
+pub use splice::{Columns, Encoded, Encoding, Reading, Splice};
 pub use spool::write_shard;
 pub use unfinished::discard_unfinished;
 

@@ -6,9 +6,6 @@ use super::{Error, Existing, Output, Plan, READ_AHEAD, Tally};
 use crate::table::{Encoded, Encoding, Sink, Source, Splice};
 use crate::trajectory::{Turn, columns as schema};
 
-/// Rows that become turns together where a row group is worked on.
-const SLICE: usize = 8 * READ_AHEAD;
-
 /// Reads turns twice. The first pass keeps what `look` makes of each, in order;
 /// `survey` gets all of it and returns the function that notes each turn in the second
 /// pass, and counts it in an `S`. `watch` gets the state of affairs and the counts now
@@ -82,10 +79,9 @@ fn each_slice(
     group: usize,
     mut take: impl FnMut(Vec<Turn>) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let batch = splice.read(group)?;
-    for start in (0..batch.num_rows()).step_by(SLICE) {
-        let end = batch.num_rows().min(start + SLICE);
-        take(splice.turns(group, &batch, start..end)?)?;
+    let mut reading = splice.read(group)?;
+    while let Some(turns) = reading.next_turns()? {
+        take(turns)?;
     }
     Ok(())
 }
@@ -119,7 +115,7 @@ impl<N> Pass<'_, N> {
             watch(&tally, counts);
         };
         let (mut sink, encoding) = match &splice {
-            Some(_) => Sink::create_beside(target, schema, &provenance)?,
+            Some(splice) => Sink::create_beside(target, (schema, splice), &provenance)?,
             None => (Sink::create(target.0, target.1, schema, &provenance)?, None),
         };
         if let (Some(splice), Some(encoding)) = (&splice, &encoding) {

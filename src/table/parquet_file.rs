@@ -180,6 +180,10 @@ pub(super) struct Rows {
 }
 
 impl Rows {
+    pub(super) fn new(name: &str, reader: ParquetRecordBatchReader) -> Self {
+        Self { name: name.to_owned(), reader }
+    }
+
     pub(super) fn next(&mut self) -> Result<Option<RecordBatch>, Error> {
         let (name, reader) = (&self.name, &mut self.reader);
         guarded(name, || {

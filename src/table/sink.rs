@@ -12,6 +12,7 @@ use arrow::datatypes::{Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::ipc::writer::StreamWriter;
 use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::writer::SerializedFileWriter;
@@ -52,7 +53,7 @@ impl Sink {
     ) -> Result<Self, Error> {
         let place = Place::open(target)?;
         let format = format.unwrap_or(place.usual);
-        Self::start(place, format, (schema, provenance))
+        Self::start(place, format, (schema, provenance), ArrowWriterOptions::new())
     }
 
     /// Starts a table likewise. If it becomes a Parquet file it takes no rows, but row
@@ -60,12 +61,19 @@ impl Sink {
     /// makes the new columns.
     pub fn create_beside(
         output: (&Target, Option<Format>),
-        schema: SchemaRef,
+        (schema, splice): (SchemaRef, &Splice),
         provenance: &Provenance,
     ) -> Result<(Self, Option<Encoding>), Error> {
         let place = Place::open(output.0)?;
         let format = output.1.unwrap_or(place.usual);
-        let mut sink = Self::start(place, format, (schema, provenance))?;
+        let (schema, options) = match format {
+            Format::Parquet => (
+                splice.shape().arrow.clone(),
+                ArrowWriterOptions::new().with_parquet_schema(splice.shape().parquet.clone()),
+            ),
+            Format::Ipc => (schema, ArrowWriterOptions::new()),
+        };
+        let mut sink = Self::start(place, format, (schema, provenance), options)?;
         let Encoder::Parquet(writer) = sink.encoder else { return Ok((sink, None)) };
         let (writer, factory) =
             writer.into_serialized_writer().map_err(|error| parquet_failure(&sink.name, error))?;
@@ -92,13 +100,14 @@ impl Sink {
         provenance: &Provenance,
     ) -> Result<Self, Error> {
         let place = Place::open(&Target::Shard(path.to_owned()))?;
-        Self::start(place, Format::Parquet, (schema, provenance))
+        Self::start(place, Format::Parquet, (schema, provenance), ArrowWriterOptions::new())
     }
 
     fn start(
         Place { name, file: output, aside, .. }: Place,
         format: Format,
         (schema, provenance): (SchemaRef, &Provenance),
+        options: ArrowWriterOptions,
     ) -> Result<Self, Error> {
         let mut metadata = schema.metadata().clone();
         // The writer adds its own copy of the Arrow schema.
@@ -108,8 +117,8 @@ impl Sink {
         let output: Output = BufWriter::with_capacity(1 << 18, Box::new(output));
         let encoder = match format {
             Format::Parquet => {
-                let properties = layout::properties(&schema);
-                let writer = ArrowWriter::try_new(output, schema.clone(), Some(properties))
+                let options = options.with_properties(layout::properties(&schema));
+                let writer = ArrowWriter::try_new_with_options(output, schema.clone(), options)
                     .map_err(|error| parquet_failure(&name, error))?;
                 Encoder::Parquet(Box::new(writer))
             }

@@ -234,9 +234,9 @@ impl Source {
         Ok(())
     }
 
-    /// Returns the inputs' row groups, if a table of this schema can take their chunks
-    /// over as they are, all columns but its `own`, and if the columns `read` of a group
-    /// are not too heavy to be held. See [`Splice`].
+    /// Returns the inputs' row groups, if a table with the columns of this schema can
+    /// take their chunks over as they are, all columns but its `own`, and if the columns
+    /// `read` of a group are not too heavy. See [`Splice`].
     pub fn splice(
         &self,
         read: &[&str],

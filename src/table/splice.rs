@@ -3,42 +3,45 @@
 //! nothing that it does not write is encoded; row groups keep their cut and can be
 //! worked on in parallel.
 
-use std::collections::BTreeMap;
+mod shape;
+
 use std::fs::File;
-use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, RecordBatch};
-use arrow::compute::concat_batches;
+use arrow::array::ArrayRef;
 use arrow::datatypes::{FieldRef, SchemaRef};
+use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
 use parquet::arrow::arrow_writer::{
     ArrowColumnChunk, ArrowColumnWriter, ArrowRowGroupWriterFactory, compute_leaves,
 };
-use parquet::arrow::{ArrowSchemaConverter, ProjectionMask};
 use parquet::column::writer::ColumnCloseResult;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::Length;
 use parquet::file::writer::SerializedFileWriter;
-use parquet::schema::types::SchemaDescriptor;
 
 use super::Error;
-use super::parquet_file::{Checked, InLargePieces, MAGIC, ParquetFile, damaged, guarded};
+use super::parquet_file::{Checked, InLargePieces, MAGIC, ParquetFile, Rows, damaged, guarded};
 use super::sink::{Output, parquet_failure};
-use super::size::{BATCH_BYTES, BATCH_ROWS};
+use super::size::BATCH_BYTES;
 use crate::trajectory::{Turn, turn};
+use shape::{Shape, root};
 
 /// So many files are held open at most.
 pub(super) const MOST_FILES: usize = 64;
+/// So many rows become turns together.
+const SLICE: usize = 256;
+/// Most bytes of the columns of a row group that are read. What is made of them is held
+/// until the group is whole.
+const MOST_BYTES: i64 = 16 * BATCH_BYTES as i64;
 
 /// Row groups whose chunks go into another file as they are.
 pub struct Splice {
     files: Vec<Spliced>,
     /// The file and the place in it of each row group.
     groups: Vec<(usize, usize)>,
-    /// For each leaf column of the output whether it is the stage's own.
-    own: Vec<bool>,
+    shape: Shape,
 }
 
 /// One input.
@@ -47,63 +50,44 @@ struct Spliced {
     bytes: Checked,
     metadata: ArrowReaderMetadata,
     /// The leaves that are decoded.
-    read: ProjectionMask,
+    read: Vec<usize>,
     /// For each leaf of the output the one here that it is copied from.
     origins: Vec<Option<usize>>,
 }
 
 impl Splice {
     /// Opens files. Returns nothing if one of them has a column in another shape than
-    /// the output, a chunk beyond its end, or a row group too heavy to be held.
+    /// the first, a chunk beyond its end, or a row group too heavy to be held.
     pub(super) fn plan(
         files: Vec<(String, Arc<File>)>,
         read: &[&str],
         (schema, own): (&SchemaRef, &[&str]),
     ) -> Result<Option<Self>, Error> {
-        let Ok(output) = ArrowSchemaConverter::new().convert(schema) else { return Ok(None) };
-        let own = (0..output.num_columns()).map(|leaf| own.contains(&root(&output, leaf)));
-        let own = own.collect();
-        let mut splice = Self { files: Vec::new(), groups: Vec::new(), own };
+        let (mut spliced, mut places, mut shape) = (Vec::new(), Vec::new(), None);
         for (name, file) in files {
             let (bytes, metadata) = ParquetFile::into_parts(&name, file)?;
+            if shape.is_none() {
+                shape = Shape::of(&metadata, schema, own);
+            }
             let descriptor = metadata.parquet_schema();
-            let Some(origins) = splice.origins(&output, descriptor) else { return Ok(None) };
-            let wanted: Vec<usize> = (0..descriptor.num_columns())
+            let Some(origins) = shape.as_ref().and_then(|shape| shape.origins(descriptor)) else {
+                return Ok(None);
+            };
+            let read: Vec<usize> = (0..descriptor.num_columns())
                 .filter(|leaf| read.contains(&root(descriptor, *leaf)))
                 .collect();
             let groups = metadata.metadata().row_groups();
-            let sound = |group| is_light(group, &wanted) && is_there(group, bytes.len());
+            let sound = |group| weight(group, &read) <= MOST_BYTES && is_there(group, bytes.len());
             if !groups.iter().all(sound) {
                 return Ok(None);
             }
-            let places = groups.iter().enumerate().filter(|(_, group)| group.num_rows() > 0);
-            splice.groups.extend(places.map(|(place, _)| (splice.files.len(), place)));
-            let read = ProjectionMask::leaves(descriptor, wanted);
-            splice.files.push(Spliced { name, bytes, metadata, read, origins });
+            let filled = groups.iter().enumerate().filter(|(_, group)| group.num_rows() > 0);
+            places.extend(filled.map(|(place, _)| (spliced.len(), place)));
+            spliced.push(Spliced { name, bytes, metadata, read, origins });
         }
         // A table without rows has its schema, and is written as any other.
-        Ok((!splice.groups.is_empty()).then_some(splice))
-    }
-
-    /// Finds the leaves of one input that the output's are copied from.
-    fn origins(
-        &self,
-        output: &SchemaDescriptor,
-        input: &SchemaDescriptor,
-    ) -> Option<Vec<Option<usize>>> {
-        let mut places = BTreeMap::new();
-        for leaf in 0..input.num_columns() {
-            places.insert(input.column(leaf).path().parts().to_vec(), leaf);
-        }
-        let origin = |(index, own): (usize, &bool)| {
-            if *own {
-                return Some(None);
-            }
-            let wanted = output.column(index);
-            let place = *places.get(wanted.path().parts())?;
-            (input.column(place) == wanted).then_some(Some(place))
-        };
-        self.own.iter().enumerate().map(origin).collect()
+        let shape = shape.filter(|_| !places.is_empty());
+        Ok(shape.map(|shape| Self { files: spliced, groups: places, shape }))
     }
 
     /// Returns the number of row groups.
@@ -116,61 +100,36 @@ impl Splice {
         u64::try_from(self.place(group).1.num_rows()).unwrap_or_default()
     }
 
+    /// Returns what the output is.
+    pub(super) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
     fn place(&self, group: usize) -> (&Spliced, &RowGroupMetaData) {
         let (file, place) = self.groups[group];
         let file = &self.files[file];
         (file, file.metadata.metadata().row_group(place))
     }
 
-    /// Decodes the columns of a row group that are to be read.
-    pub fn read(&self, group: usize) -> Result<RecordBatch, Error> {
-        let (file, place) = self.groups[group];
-        let file = &self.files[file];
-        let failed = |error: arrow::error::ArrowError| Error::Damaged {
-            name: file.name.clone(),
-            reason: error.to_string(),
-        };
-        guarded(&file.name, || {
+    /// Starts to read the rows of a row group.
+    pub fn read(&self, group: usize) -> Result<Reading<'_>, Error> {
+        let place = self.groups[group].1;
+        let (file, metadata) = self.place(group);
+        let heaviest = weight(metadata, &file.read) / metadata.num_rows().max(1);
+        let most = BATCH_BYTES / usize::try_from(heaviest).unwrap_or(1).max(1);
+        let read = ProjectionMask::leaves(file.metadata.parquet_schema(), file.read.clone());
+        let reader = guarded(&file.name, || {
             let metadata = file.metadata.clone();
-            let reader =
-                ParquetRecordBatchReaderBuilder::new_with_metadata(file.bytes.clone(), metadata)
-                    .with_row_groups(vec![place])
-                    .with_projection(file.read.clone())
-                    .with_batch_size(BATCH_ROWS)
-                    .build()
-                    .map_err(|error| damaged(&file.name, &error))?;
-            let batches: Result<Vec<_>, _> = reader.collect();
-            let mut batches = batches.map_err(failed)?;
-            match (batches.pop(), batches.is_empty()) {
-                (Some(whole), true) => Ok(whole),
-                (Some(last), false) => {
-                    batches.push(last);
-                    concat_batches(&batches[0].schema(), &batches).map_err(failed)
-                }
-                (None, _) => Err(Error::Damaged {
-                    name: file.name.clone(),
-                    reason: format!("row group {place} has no rows"),
-                }),
-            }
-        })
-    }
-
-    /// Makes turns of some rows of what [`Splice::read`] returned. They have the columns
-    /// that are to be read, and no other.
-    pub fn turns(
-        &self,
-        group: usize,
-        batch: &RecordBatch,
-        rows: Range<usize>,
-    ) -> Result<Vec<Turn>, Error> {
-        turn::read_part(&batch.slice(rows.start, rows.len())).map_err(|source| {
-            let (file, place) = self.groups[group];
-            let file = &self.files[file];
-            let before = &file.metadata.metadata().row_groups()[..place];
-            let first: u64 = before.iter().map(|group| group.num_rows().max(0) as u64).sum();
-            let source = source.from_row(first + rows.start as u64);
-            Error::Schema { name: file.name.clone(), source }
-        })
+            ParquetRecordBatchReaderBuilder::new_with_metadata(file.bytes.clone(), metadata)
+                .with_row_groups(vec![place])
+                .with_projection(read)
+                .with_batch_size(most.clamp(1, SLICE))
+                .build()
+                .map_err(|error| damaged(&file.name, &error))
+        })?;
+        let before = &file.metadata.metadata().row_groups()[..place];
+        let first = before.iter().map(|group| group.num_rows().max(0) as u64).sum();
+        Ok(Reading { name: &file.name, rows: Rows::new(&file.name, reader), first })
     }
 
     /// Writes a row group.
@@ -204,26 +163,38 @@ impl Splice {
         group.close()?;
         Ok(())
     }
+}
 
-    /// Returns the places of the stage's own leaves in the output.
-    fn own(&self) -> impl Iterator<Item = usize> {
-        (0..self.own.len()).filter(|leaf| self.own[*leaf])
+/// The rows of a row group, as turns that have the columns that are to be read and no
+/// other.
+pub struct Reading<'a> {
+    name: &'a str,
+    rows: Rows,
+    /// The number of the next row in its file.
+    first: u64,
+}
+
+impl Reading<'_> {
+    /// Returns some more rows, or nothing at the end.
+    pub fn next_turns(&mut self) -> Result<Option<Vec<Turn>>, Error> {
+        let Some(batch) = self.rows.next()? else { return Ok(None) };
+        let turns = turn::read_part(&batch).map_err(|source| {
+            let source = source.from_row(self.first);
+            Error::Schema { name: self.name.to_owned(), source }
+        })?;
+        self.first += turns.len() as u64;
+        Ok(Some(turns))
     }
 }
 
-fn root(schema: &SchemaDescriptor, leaf: usize) -> &str {
-    schema.get_column_root(leaf).name()
-}
-
-/// Whether some columns of a row group can be held all at once. A dictionary may say
-/// much in few bytes: each value weighs four at least.
-fn is_light(group: &RowGroupMetaData, leaves: &[usize]) -> bool {
+/// Returns the bytes of some columns of a row group. A dictionary may say much in few
+/// bytes: each value weighs four at least.
+fn weight(group: &RowGroupMetaData, leaves: &[usize]) -> i64 {
     let weight = |leaf: &usize| {
         let chunk = group.column(*leaf);
         chunk.uncompressed_size().max(chunk.num_values().saturating_mul(4)).max(0)
     };
-    let bytes = leaves.iter().map(weight).fold(0, i64::saturating_add);
-    group.num_rows() <= BATCH_ROWS as i64 && bytes <= 2 * BATCH_BYTES as i64
+    leaves.iter().map(weight).fold(0, i64::saturating_add)
 }
 
 /// Whether every chunk of a row group lies inside its file. Whoever decodes one that
@@ -254,10 +225,8 @@ impl Encoding {
     pub fn start(&self, splice: &Splice, group: usize) -> Result<Columns<'_>, Error> {
         let writers = self.factory.create_column_writers(group);
         let writers = writers.map_err(|error| parquet_failure(&self.name, error))?;
-        let mut own = splice.own().peekable();
-        let writers = writers.into_iter().enumerate();
-        let writers = writers.filter(|(leaf, _)| own.next_if_eq(leaf).is_some());
-        let writers = writers.map(|(_, writer)| writer).collect();
+        let writers = writers.into_iter().zip(splice.shape.own());
+        let writers = writers.filter_map(|(writer, own)| own.then_some(writer)).collect();
         Ok(Columns { name: &self.name, writers, rows: splice.rows(group) })
     }
 }

@@ -146,7 +146,7 @@ table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"owner"
 usual = dict(row_group_size=2, write_page_index=True, write_page_checksum=True, use_compliant_nested_type=False)
 for codec in ["none", "snappy", "lz4", "zstd"]:
     pq.write_table(table, f"{folder}/{codec}.parquet", compression=codec, **usual)
-pq.write_table(table, f"{folder}/elements.parquet")
+pq.write_table(table, f"{folder}/elements.parquet", row_group_size=2, write_page_index=True)
 pq.write_table(table, f"{folder}/pages.parquet", data_page_version="2.0", use_dictionary=False, **usual)
 pq.write_table(table, f"{folder}/filter.parquet", bloom_filter_options={"turn_id": True, "session_id": True}, **usual)
 # Codecs that this build need not know, for columns that nobody looks at.
@@ -166,8 +166,6 @@ for before, after in zip(paths[::2], paths[1::2]):
         assert kept[name].to_pylist() == old[name].to_pylist(), (before, name)
     assert new.schema.metadata[b"owner"] == b"somebody", before
     was, now = (pq.ParquetFile(path).metadata for path in (before, after))
-    if before.endswith("elements.parquet"):
-        continue
     assert kept.equals(old), before
     assert kept.schema.equals(old.schema), before
     assert was.num_row_groups == now.num_row_groups == 3, before
@@ -180,8 +178,11 @@ for before, after in zip(paths[::2], paths[1::2]):
         for leaf in range(was.num_columns):
             chunk = was.row_group(group).column(leaf)
             copied = places[chunk.path_in_schema]
-            for what in ("compression", "encodings", "num_values", "total_compressed_size", "statistics"):
+            for what in ("compression", "encodings", "num_values", "total_compressed_size"):
                 assert getattr(chunk, what) == getattr(copied, what), (before, chunk, copied)
+            # Bounds of floats may be dropped; none may be made up.
+            bounds = copied.statistics and copied.statistics.has_min_max
+            assert not bounds or chunk.statistics == copied.statistics, (before, chunk, copied)
 "#;
 
 #[test]
