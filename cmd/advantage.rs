@@ -3,6 +3,7 @@
 mod compare;
 mod looked;
 mod peers;
+mod told;
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -23,7 +24,8 @@ use crate::progress;
 use crate::report::{Exit, Failure};
 use crate::visible::visible;
 use looked::Looked;
-use peers::Peers;
+use peers::{PeerArgs, Peers};
+use told::{Told, ToldArgs};
 
 /// Turn rewards and hints into a training signal.
 ///
@@ -52,13 +54,24 @@ use peers::Peers;
 /// Rows without a signal of their own count in their group and session; they are
 /// not trained.
 ///
+/// `--shape judged=0.7,outcome=0.3` makes the reward a sum: what there is of each
+/// source, times its weight; a source that is null adds nothing. Weights add up to 1
+/// at most, so rewards stay between -1 and 1. The outcome of a session is what was
+/// stated of the turn that ends it (or that row's value of `--outcome-column`) and
+/// counts for each of its turns. `reward_source` is then `mixed`, unless a single
+/// source has its say at full weight, or only the outcome has.
+///
+/// `--feedback FOLDER` (of a spool, `feedback`) joins what `/v1/feedback` took in after
+/// the turn's row was written: `reward_explicit` and `feedback_text` get the latest
+/// word, by turn id, by session and number, or for the latest turn of the session.
+///
 /// At least one: the first turn of a session that is judged 0, while no earlier
 /// turn of that session had any signal, is promoted. With a hint it teaches even
 /// under `grpo`; without one it is counted as `promoted_without_signal`.
 ///
 /// `--follow FOLDER -o OUT` notes each shard as it comes, as in `oclaw judge`.
-/// Groups, the lines of `gae` and the sessions of at-least-one end at the shard's
-/// edge: a session of two shards may have a turn promoted in each.
+/// Groups, the lines of `gae`, outcomes and the sessions of at-least-one end at the
+/// shard's edge: a session of two shards may have a turn promoted in each.
 ///
 /// `--compare grpo,opd,combine` writes no table: it prints, a column per estimator,
 /// the rows and tokens it can use, the size of its advantages, the share of lt - lo
@@ -77,6 +90,8 @@ pub(crate) struct Args {
     method: MethodArgs,
     #[command(flatten)]
     peers: PeerArgs,
+    #[command(flatten)]
+    told: ToldArgs,
     /// Promote the first neutral turn of a session that has no signal yet
     #[arg(long, value_enum, value_name = "ON|OFF", default_value_t = Switch::On)]
     at_least_one: Switch,
@@ -89,72 +104,6 @@ pub(crate) struct Args {
         conflicts_with = "estimator"
     )]
     compare: Vec<EstimatorName>,
-}
-
-/// What rewards are held against.
-#[derive(clap::Args, Debug)]
-struct PeerArgs {
-    /// Rows of one group: `request_id`, `prompt`, or any other column
-    #[arg(long, value_name = "COLUMN")]
-    group_by: Option<String>,
-    /// Discount of `gae`, per turn, and of `reinforce++`, per token [default: 1]
-    #[arg(long, value_name = "X", value_parser = unit)]
-    gamma: Option<f32>,
-    /// How far `gae` looks ahead [default: 0.95]
-    #[arg(long, value_name = "X", value_parser = unit)]
-    lambda: Option<f32>,
-    /// Column of what was expected of a turn, for `gae` [default: 0 everywhere]
-    #[arg(long, value_name = "COLUMN")]
-    value_column: Option<String>,
-}
-
-impl PeerArgs {
-    /// Errors unless the estimator can use what is given, and has what it needs.
-    fn check(&self, estimator: Estimator, fill: bool) -> Result<(), Failure> {
-        self.check_some(&[estimator])?;
-        let gae = estimator == Estimator::Gae;
-        match () {
-            () if fill && (self.group_by.is_some() || gae) => {
-                let problem = "`--fill` would compare new rows with none of the old".to_owned();
-                Err(Failure::usage(problem).hint("compute all of them again: `--replace`"))
-            }
-            () => Ok(()),
-        }
-    }
-
-    /// Errors unless each thing given is of use to one of the estimators, and each has
-    /// what it needs.
-    fn check_some(&self, estimators: &[Estimator]) -> Result<(), Failure> {
-        let unused = |flag: &str| {
-            let names: Vec<String> = estimators.iter().map(|one| format!("`{one}`")).collect();
-            Err(Failure::usage(match &names[..] {
-                [one] => format!("{one} has no `{flag}`"),
-                several => format!("none of {} has `{flag}`", several.join(", ")),
-            }))
-        };
-        let some = |can: fn(Estimator) -> bool| estimators.iter().any(|one| can(*one));
-        let discounts = |one| matches!(one, Estimator::Gae | Estimator::ReinforcePlusPlus);
-        let gae = |one| one == Estimator::Gae;
-        let alone = estimators.iter().find(|one| one.must_group());
-        match (self.group_by.is_some(), alone) {
-            (true, _) if !some(Estimator::can_group) => unused("--group-by"),
-            _ if self.gamma.is_some() && !some(discounts) => unused("--gamma"),
-            _ if self.lambda.is_some() && !some(gae) => unused("--lambda"),
-            _ if self.value_column.is_some() && !some(gae) => unused("--value-column"),
-            (false, Some(one)) => {
-                let problem = format!("`{one}` compares the rewards of a group");
-                Err(Failure::usage(problem).hint("say which rows are one: `--group-by request_id`"))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-fn unit(text: &str) -> Result<f32, String> {
-    match text.parse() {
-        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
-        _ => Err("wanted a number from 0 to 1".to_owned()),
-    }
 }
 
 /// The estimator and its numbers, equal in `advantage` and `train`.
@@ -288,15 +237,21 @@ fn note(
         state_estimator(line, method.estimator);
     }
     plan.reads = looked::READS;
+    plan.mends = args.told.mends();
     if method.estimator.reads_teacher() {
         plan.needs = &["hints", "teacher_log_probs"];
     }
-    let needs_score = method.estimator.reads_rewards() && !is_judged(&source);
+    let needs_score =
+        method.estimator.reads_rewards() && !args.told.spares_judge() && !is_judged(&source);
     let group_by = args.peers.group_by.as_deref();
     let peers = Peers::read(&mut source, group_by, args.peers.value_column.as_deref())?;
+    let told = Told::read(&args.told, &mut source)?;
     let bar = progress::bar(context, "advantage", source.total_rows());
     let grouped = group_by.is_some() || method.estimator == Estimator::Gae;
-    let look = |turn: Turn| Looked::of(&turn, grouped);
+    let look = |mut turn: Turn| {
+        told.join(&mut turn);
+        Looked::of(&turn, told.shaped(&turn), grouped)
+    };
     let survey = |looked: Vec<Looked>| {
         if needs_score && !looked.iter().any(|row| row.stated) {
             return Err(stage::Error::ColumnMissing { column: "score", stage: "judge" });
@@ -307,10 +262,12 @@ fn note(
             Switch::Off => HashSet::new(),
         };
         let shares = advantage::shares(&method, &members);
-        let method = &method;
-        Ok(move |turn: Turn, counts: &mut Summary| {
+        let (method, told) = (&method, &told);
+        Ok(move |mut turn: Turn, counts: &mut Summary| {
+            counts.joined += u64::from(told.join(&mut turn));
             let promoted = promoted.contains(&turn.turn_id);
-            let standing = Standing { promoted, share: shares.get(&turn.turn_id).copied() };
+            let (share, shaped) = (shares.get(&turn.turn_id).copied(), told.shaped(&turn));
+            let standing = Standing { promoted, share, shaped };
             let turn = advantage::note_among(turn, standing, method);
             counts.add(&turn, method);
             turn
@@ -328,6 +285,7 @@ fn note(
 fn method(args: &Args) -> Result<Method, Failure> {
     let mut method = args.method.method();
     args.peers.check(method.estimator, args.files.fill)?;
+    args.told.check()?;
     method.gamma = args.peers.gamma.unwrap_or(method.gamma);
     method.lambda = args.peers.lambda.unwrap_or(method.lambda);
     Ok(method)
@@ -360,6 +318,9 @@ fn table(summary: &Summary, tally: &Tally, estimator: Estimator) -> Table {
     }
     row("  promoted".to_owned(), summary.promoted.to_string());
     row("  refused".to_owned(), summary.refused.to_string());
+    if summary.joined > 0 {
+        row("  with late feedback".to_owned(), summary.joined.to_string());
+    }
     for (reason, count) in &summary.reasons {
         row(format!("no signal: {}", visible(reason)), count.to_string());
     }

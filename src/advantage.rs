@@ -12,6 +12,7 @@ mod groups;
 mod note;
 mod promotion;
 mod returns;
+mod shaping;
 mod shares;
 mod signals;
 mod summary;
@@ -21,8 +22,11 @@ pub use groups::{Scale, normalize_groups, rloo};
 pub use note::{Standing, note, note_among};
 pub use promotion::{Outcome, outcome, promoted};
 pub use returns::{gae, reinforce_plus_plus, reinforce_plus_plus_baseline};
+pub use shaping::{Shaped, Weights};
 pub use shares::{Member, member, shares};
-pub use signals::{NO_SIGNAL_PROMOTED, Signals, resolve, reward, structural_mask, untrainable};
+pub use signals::{
+    NO_SIGNAL_PROMOTED, Signals, resolve, resolve_shaped, reward, structural_mask, untrainable,
+};
 pub use summary::{Spread, Summary};
 
 use std::fmt;

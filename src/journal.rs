@@ -39,7 +39,7 @@ use crate::table::Provenance;
 use crate::trajectory::words::NextStateKind;
 
 pub use entry::{Entry, Lineage, Origin, Remembered, Settings};
-pub use feedback::Feedback;
+pub use feedback::{Feedback, late_feedback};
 pub use forget::{Forgotten, IsAbout, Wanted, forget, hold};
 pub use record::Record;
 

@@ -55,6 +55,8 @@ pub struct Plan {
     /// Columns that the note looks at, beside those that it writes: no others need be
     /// read where the rest can be copied. Nothing means all.
     pub reads: &'static [&'static str],
+    /// Columns of an earlier stage that the note of [`regroup`] may mend.
+    pub mends: &'static [&'static str],
     /// What the file shall say about this run.
     pub line: Option<StageLine>,
     /// What the stage asks of others, counted by its note: the line's last word.
@@ -64,8 +66,16 @@ pub struct Plan {
 impl Plan {
     /// Returns the plan of a stage that refuses to run twice, one turn at a time.
     pub fn new(writer: Writer) -> Self {
-        let existing = Existing::Refuse;
-        Self { writer, existing, at_once: 1, needs: &[], reads: &[], line: None, usage: None }
+        Self {
+            writer,
+            existing: Existing::Refuse,
+            at_once: 1,
+            needs: &[],
+            reads: &[],
+            mends: &[],
+            line: None,
+            usage: None,
+        }
     }
 }
 

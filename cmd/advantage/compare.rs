@@ -10,7 +10,7 @@ use oclaw::table::Source;
 use oclaw::trajectory::Turn;
 use serde_json::{Value, json};
 
-use super::{Args, EstimatorName, Peers, Switch, is_judged};
+use super::{Args, EstimatorName, Peers, Switch, Told, is_judged};
 use crate::common::Context;
 use crate::files::{StageFormat, write_text};
 use crate::progress;
@@ -24,20 +24,22 @@ pub(super) fn run(args: &Args, names: &[EstimatorName], context: &Context) -> an
     check_columns(&source, &methods)?;
     let group_by = args.peers.group_by.as_deref();
     let peers = Peers::read(&mut source, group_by, args.peers.value_column.as_deref())?;
+    let told = Told::read(&args.told, &mut source)?;
     let bar = progress::bar(context, "advantage", source.total_rows());
     source.hold()?;
-    let others = Others::read(&mut source, args, &methods, &peers)?;
+    let others = Others::read(&mut source, args, &methods, (&peers, &told))?;
     source.rewind()?;
     let mut comparison = Comparison::new(methods.clone());
     while let Some(batch) = source.next_batch()? {
-        for turn in source.read(&batch)? {
+        for mut turn in source.read(&batch)? {
             bar.inc(1);
-            comparison.add(&others.note(&turn, &methods));
+            told.join(&mut turn);
+            comparison.add(&others.note(&turn, &methods, &told));
         }
     }
     bar.finish_and_clear();
     let text = match args.files.format {
-        Some(StageFormat::Json) => format!("{}\n", told(&comparison)),
+        Some(StageFormat::Json) => format!("{}\n", json_of(&comparison)),
         Some(StageFormat::Csv) => csv(&comparison)?,
         _ => table(&comparison),
     };
@@ -56,6 +58,7 @@ fn methods(args: &Args, names: &[EstimatorName]) -> Result<Vec<Method>, Failure>
             .hint("for example `--compare grpo,opd,combine`"));
     }
     args.peers.check_some(&estimators)?;
+    args.told.check()?;
     let method = |name: &EstimatorName| {
         let mut method = args.method.method_of(*name);
         method.gamma = args.peers.gamma.unwrap_or(method.gamma);
@@ -103,24 +106,27 @@ impl Others {
         source: &mut Source,
         args: &Args,
         methods: &[Method],
-        peers: &Peers,
+        (peers, told): (&Peers, &Told),
     ) -> anyhow::Result<Self> {
         let (mut outcomes, mut members, mut stated) = (Vec::new(), Vec::new(), false);
         let grouped = args.peers.group_by.is_some()
             || methods.iter().any(|method| method.estimator == Estimator::Gae);
         let mut row = 0;
         while let Some(batch) = source.next_batch()? {
-            for turn in source.read(&batch)? {
+            for mut turn in source.read(&batch)? {
+                told.join(&mut turn);
                 stated |= turn.reward_explicit.is_some();
-                outcomes.push(advantage::outcome(&turn));
+                let shaped = told.shaped(&turn);
+                outcomes.push(advantage::outcome(&turn, shaped));
                 if grouped {
-                    members.push(advantage::member(&turn, peers.group(row), peers.value(row)));
+                    let (group, value) = (peers.group(row), peers.value(row));
+                    members.push(advantage::member(&turn, shaped, group, value));
                 }
                 row += 1;
             }
         }
         let rewards = methods.iter().any(|method| method.estimator.reads_rewards());
-        if rewards && !stated && !is_judged(source) {
+        if rewards && !stated && !args.told.spares_judge() && !is_judged(source) {
             return Err(stage::Error::ColumnMissing { column: "score", stage: "judge" }.into());
         }
         let promoted = match args.at_least_one {
@@ -132,10 +138,12 @@ impl Others {
     }
 
     /// Returns a row as each estimator notes it.
-    fn note(&self, turn: &Turn, methods: &[Method]) -> Vec<Turn> {
+    fn note(&self, turn: &Turn, methods: &[Method], told: &Told) -> Vec<Turn> {
+        let shaped = told.shaped(turn);
         let promoted = self.promoted.contains(&turn.turn_id);
         let note = |(method, shares): (&Method, &HashMap<String, f32>)| {
-            let standing = Standing { promoted, share: shares.get(&turn.turn_id).copied() };
+            let share = shares.get(&turn.turn_id).copied();
+            let standing = Standing { promoted, share, shaped };
             advantage::note_among(turn.clone(), standing, method)
         };
         methods.iter().zip(&self.shares).map(note).collect()
@@ -159,7 +167,7 @@ fn figures(side: &Side) -> [(&'static str, Option<f64>); 9] {
     ]
 }
 
-fn told(comparison: &Comparison) -> Value {
+fn json_of(comparison: &Comparison) -> Value {
     let names: Vec<&str> =
         comparison.sides().map(|(method, _)| method.estimator.as_str()).collect();
     let side = |(place, (method, side)): (usize, (&Method, &Side))| {

@@ -1,6 +1,6 @@
 //! What the first pass over a table keeps of each row.
 
-use oclaw::advantage::{self, Member, Outcome};
+use oclaw::advantage::{self, Member, Outcome, Shaped};
 use oclaw::trajectory::Turn;
 
 use super::peers::Peers;
@@ -41,11 +41,11 @@ pub(super) struct Looked {
 
 impl Looked {
     /// Looks at a row. Its group and what was expected of it are not in the turn.
-    pub(super) fn of(turn: &Turn, grouped: bool) -> Self {
+    pub(super) fn of(turn: &Turn, shaped: Option<Shaped>, grouped: bool) -> Self {
         Self {
             stated: turn.reward_explicit.is_some(),
-            outcome: advantage::outcome(turn),
-            member: grouped.then(|| advantage::member(turn, None, 0.0)),
+            outcome: advantage::outcome(turn, shaped),
+            member: grouped.then(|| advantage::member(turn, shaped, None, 0.0)),
         }
     }
 }

@@ -7,10 +7,77 @@ use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
 use arrow::datatypes::{DataType, Float32Type};
 use arrow::row::{RowConverter, SortField};
+use oclaw::advantage::Estimator;
 use oclaw::table::Source;
 use sha2::{Digest, Sha256};
 
 use crate::report::Failure;
+
+/// What rewards are held against.
+#[derive(clap::Args, Debug)]
+pub(super) struct PeerArgs {
+    /// Rows of one group: `request_id`, `prompt`, or any other column
+    #[arg(long, value_name = "COLUMN")]
+    pub(super) group_by: Option<String>,
+    /// Discount of `gae`, per turn, and of `reinforce++`, per token [default: 1]
+    #[arg(long, value_name = "X", value_parser = unit)]
+    pub(super) gamma: Option<f32>,
+    /// How far `gae` looks ahead [default: 0.95]
+    #[arg(long, value_name = "X", value_parser = unit)]
+    pub(super) lambda: Option<f32>,
+    /// Column of what was expected of a turn, for `gae` [default: 0 everywhere]
+    #[arg(long, value_name = "COLUMN")]
+    pub(super) value_column: Option<String>,
+}
+
+impl PeerArgs {
+    /// Errors unless the estimator can use what is given, and has what it needs.
+    pub(super) fn check(&self, estimator: Estimator, fill: bool) -> Result<(), Failure> {
+        self.check_some(&[estimator])?;
+        let gae = estimator == Estimator::Gae;
+        match () {
+            () if fill && (self.group_by.is_some() || gae) => {
+                let problem = "`--fill` would compare new rows with none of the old".to_owned();
+                Err(Failure::usage(problem).hint("compute all of them again: `--replace`"))
+            }
+            () => Ok(()),
+        }
+    }
+
+    /// Errors unless each thing given is of use to one of the estimators, and each has
+    /// what it needs.
+    pub(super) fn check_some(&self, estimators: &[Estimator]) -> Result<(), Failure> {
+        let unused = |flag: &str| {
+            let names: Vec<String> = estimators.iter().map(|one| format!("`{one}`")).collect();
+            Err(Failure::usage(match &names[..] {
+                [one] => format!("{one} has no `{flag}`"),
+                several => format!("none of {} has `{flag}`", several.join(", ")),
+            }))
+        };
+        let some = |can: fn(Estimator) -> bool| estimators.iter().any(|one| can(*one));
+        let discounts = |one| matches!(one, Estimator::Gae | Estimator::ReinforcePlusPlus);
+        let gae = |one| one == Estimator::Gae;
+        let alone = estimators.iter().find(|one| one.must_group());
+        match (self.group_by.is_some(), alone) {
+            (true, _) if !some(Estimator::can_group) => unused("--group-by"),
+            _ if self.gamma.is_some() && !some(discounts) => unused("--gamma"),
+            _ if self.lambda.is_some() && !some(gae) => unused("--lambda"),
+            _ if self.value_column.is_some() && !some(gae) => unused("--value-column"),
+            (false, Some(one)) => {
+                let problem = format!("`{one}` compares the rewards of a group");
+                Err(Failure::usage(problem).hint("say which rows are one: `--group-by request_id`"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn unit(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
+        _ => Err("wanted a number from 0 to 1".to_owned()),
+    }
+}
 
 /// What was read of each row, in order. Empty if nothing was asked for.
 #[derive(Debug, Default)]
@@ -59,7 +126,7 @@ impl Peers {
     }
 }
 
-fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, Failure> {
+pub(super) fn column<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, Failure> {
     let found = batch.column_by_name(name);
     found.ok_or_else(|| {
         Failure::usage(format!("there is no column `{name}`"))

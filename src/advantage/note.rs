@@ -1,7 +1,7 @@
 //! Fills the advantage columns of one row.
 
-use super::signals::{NO_SIGNAL_PROMOTED, resolve};
-use super::{Estimator, Evidence, Method, Signals, advantages, grpo, reinforce_plus_plus};
+use super::signals::{NO_SIGNAL_PROMOTED, resolve_shaped};
+use super::{Estimator, Evidence, Method, Shaped, Signals, advantages, grpo, reinforce_plus_plus};
 use crate::trajectory::Turn;
 use crate::trajectory::words::SampleKind;
 
@@ -12,12 +12,14 @@ pub struct Standing {
     pub promoted: bool,
     /// What its reward comes to in its group or session.
     pub share: Option<f32>,
+    /// How its reward is made, if it is not just what was said of it.
+    pub shaped: Option<Shaped>,
 }
 
 /// Returns the turn, seen by itself, with every column of this stage filled.
 /// `promoted` tells whether the at-least-one rule keeps it.
 pub fn note(turn: Turn, promoted: bool, method: &Method) -> Turn {
-    note_among(turn, Standing { promoted, share: None }, method)
+    note_among(turn, Standing { promoted, ..Standing::default() }, method)
 }
 
 /// Returns the turn with every column of this stage filled.
@@ -28,7 +30,7 @@ pub fn note(turn: Turn, promoted: bool, method: &Method) -> Turn {
 /// `topk-kl`.
 pub fn note_among(mut turn: Turn, standing: Standing, method: &Method) -> Turn {
     let promoted = standing.promoted;
-    let signals = match resolve(&turn) {
+    let signals = match resolve_shaped(&turn, standing.shaped) {
         Ok(signals) => signals,
         Err(refusal) => return refuse(turn, refusal.to_string()),
     };

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::collections::HashSet;
 
-use super::signals::resolve;
+use super::Shaped;
+use super::signals::resolve_shaped;
 use crate::trajectory::Turn;
 use crate::trajectory::words::{RewardSource, SampleKind};
 
@@ -26,8 +27,8 @@ pub struct Outcome {
 }
 
 /// Reads a turn's outcome. A row that contradicts itself has no signal.
-pub fn outcome(turn: &Turn) -> Outcome {
-    let signals = resolve(turn).ok();
+pub fn outcome(turn: &Turn, shaped: Option<Shaped>) -> Outcome {
+    let signals = resolve_shaped(turn, shaped).ok();
     Outcome {
         session_id: turn.session_id.clone(),
         turn: turn.turn,

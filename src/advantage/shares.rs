@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::groups::{Scale, normalize_groups, rloo};
 use super::returns::gae;
-use super::signals::resolve;
-use super::{Estimator, Method};
+use super::signals::resolve_shaped;
+use super::{Estimator, Method, Shaped};
 use crate::trajectory::Turn;
 
 /// What has to be known of a row.
@@ -30,8 +30,8 @@ pub struct Member {
 }
 
 /// Reads a row. One that contradicts itself has no reward.
-pub fn member(turn: &Turn, group: Option<u64>, value: f32) -> Member {
-    let signals = resolve(turn).ok().filter(super::Signals::trainable);
+pub fn member(turn: &Turn, shaped: Option<Shaped>, group: Option<u64>, value: f32) -> Member {
+    let signals = resolve_shaped(turn, shaped).ok().filter(super::Signals::trainable);
     Member {
         turn_id: turn.turn_id.clone(),
         parent_turn_id: turn.parent_turn_id.clone(),

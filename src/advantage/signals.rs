@@ -1,7 +1,7 @@
 //! What one row offers a learner: its reward, its usable teacher, its kind and
 //! the tokens that may be trained.
 
-use super::Refusal;
+use super::{Refusal, Shaped};
 use crate::trajectory::Turn;
 use crate::trajectory::lint::bad_log_prob;
 use crate::trajectory::words::{NextStateKind, RewardSource, SampleKind, Status, TokenSource};
@@ -41,11 +41,19 @@ impl Signals {
 
 /// Finds the signals of a row, or says by which column it contradicts itself.
 pub fn resolve(turn: &Turn) -> Result<Signals, Refusal> {
+    resolve_shaped(turn, None)
+}
+
+/// Finds them likewise, with a reward that may be made of several.
+pub fn resolve_shaped(turn: &Turn, shaped: Option<Shaped>) -> Result<Signals, Refusal> {
     check_ids(turn)?;
     let untrainable = untrainable(turn);
     let mask = structural_mask(turn);
     check_log_probs(turn, untrainable.is_none())?;
-    let (reward, reward_source) = reward(turn)?.unzip();
+    let (reward, reward_source) = match shaped {
+        Some(shaped) => shaped_reward(turn, shaped)?.unzip(),
+        None => reward(turn)?.unzip(),
+    };
     let (teacher, passed_over) = usable_candidate(turn, untrainable.is_none())?;
     let kind = match (teacher.is_some(), reward.is_some_and(|reward| reward != 0.0)) {
         (true, true) => SampleKind::OpdRl,
@@ -54,7 +62,7 @@ pub fn resolve(turn: &Turn) -> Result<Signals, Refusal> {
         (false, false) => SampleKind::None,
     };
     let reason = untrainable
-        .or_else(|| (kind == SampleKind::None).then(|| silence(turn, reward)))
+        .or_else(|| (kind == SampleKind::None).then(|| silence(turn, reward_source)))
         .or(passed_over);
     Ok(Signals { reward, reward_source, teacher, kind, reason, mask })
 }
@@ -67,8 +75,40 @@ pub fn reward(turn: &Turn) -> Result<Option<(f32, RewardSource)>, Refusal> {
         (None, Some(value)) => ("score", value, RewardSource::Judged),
         (None, None) => return Ok(None),
     };
+    check_reward(column, value)?;
+    Ok(Some((value, source)))
+}
+
+/// Adds what there is of each source, weighted. One source alone is the reward's only if
+/// the reward is its very value.
+fn shaped_reward(
+    turn: &Turn,
+    Shaped { weights, outcome }: Shaped,
+) -> Result<Option<(f32, RewardSource)>, Refusal> {
+    let (mut sum, mut found) = (0.0, Vec::new());
+    for (column, value, weight, source) in [
+        ("reward_explicit", turn.reward_explicit, weights.explicit, RewardSource::Explicit),
+        ("score", turn.score, weights.judged, RewardSource::Judged),
+        ("the outcome of its session", outcome, weights.outcome, RewardSource::Outcome),
+    ] {
+        let Some(value) = value.filter(|_| weight != 0.0) else { continue };
+        check_reward(column, value)?;
+        sum += f64::from(weight) * f64::from(value);
+        found.push((weight, source));
+    }
+    let source = match found[..] {
+        [] => return Ok(None),
+        [(_, RewardSource::Outcome)] => RewardSource::Outcome,
+        [(1.0, source)] => source,
+        _ => RewardSource::Mixed,
+    };
+    // Weights that add up to 1 may do so but for a rounding error.
+    Ok(Some(((sum as f32).clamp(-1.0, 1.0), source)))
+}
+
+fn check_reward(column: &'static str, value: f32) -> Result<(), Refusal> {
     match (-1.0..=1.0).contains(&value) {
-        true => Ok(Some((value, source))),
+        true => Ok(()),
         false if value.is_finite() => Err(Refusal::RewardRange { column, value }),
         false => Err(Refusal::Reward { column, value }),
     }
@@ -104,10 +144,12 @@ pub fn untrainable(turn: &Turn) -> Option<String> {
 }
 
 /// Says why a row has neither a reward nor a teacher.
-fn silence(turn: &Turn, reward: Option<f32>) -> String {
+fn silence(turn: &Turn, reward: Option<RewardSource>) -> String {
     let mut reasons = vec![match reward {
-        Some(_) if turn.reward_explicit.is_some() => "stated_neutral",
-        Some(_) => "judged_neutral",
+        Some(RewardSource::Explicit) => "stated_neutral",
+        Some(RewardSource::Judged) => "judged_neutral",
+        Some(RewardSource::Outcome) => "neutral_outcome",
+        Some(RewardSource::Mixed) => "neutral_in_sum",
         None if turn.next_state_kind == NextStateKind::None => "no_next_state",
         None if turn.judge_error.is_some() => "judge_failed",
         None if turn.votes.is_some() => "no_valid_vote",

@@ -84,6 +84,8 @@ pub struct Summary {
     pub passed_over: u64,
     /// Rows that contradict themselves.
     pub refused: u64,
+    /// Rows that late feedback was joined to.
+    pub joined: u64,
     /// Rows kept by the at-least-one rule.
     pub promoted: u64,
     /// Rows that the estimator could use but that have no `advantages`, for
@@ -139,6 +141,7 @@ impl Summary {
             *self.reasons.entry(reason).or_default() += count;
         }
         self.passed_over += other.passed_over;
+        self.joined += other.joined;
         self.refused += other.refused;
         self.promoted += other.promoted;
         self.without_log_probs += other.without_log_probs;

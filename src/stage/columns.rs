@@ -8,11 +8,12 @@ use arrow::datatypes::{FieldRef, Schema, SchemaRef};
 use super::{Error, Existing, Plan};
 use crate::table::Source;
 use crate::trajectory;
-use crate::trajectory::{Turn, Writer, turn};
+use crate::trajectory::{Column, Turn, Writer, turn};
 
 /// The columns of a stage's output and where each comes from.
 pub(super) struct Layout {
     writer: Writer,
+    mends: &'static [&'static str],
     schema: SchemaRef,
     origins: Vec<Origin>,
 }
@@ -37,8 +38,7 @@ impl Layout {
                 return Err(Error::ColumnMissing { column: column.name, stage });
             }
         }
-        let own: Vec<(FieldRef, ArrayRef)> =
-            turn::arrays(&[plan.writer], &[]).map_err(|source| Error::Note { source })?;
+        let own = arrays(plan.writer, plan.mends, &[])?;
         let (mut fields, mut origins) = (Vec::new(), Vec::new());
         for (index, field) in input.fields().iter().enumerate() {
             match own.iter().find(|(own, _)| own.name() == field.name()) {
@@ -48,7 +48,7 @@ impl Layout {
                 }
                 Some((own, _)) => {
                     let Some(column) = column(own.name()) else { continue };
-                    if plan.existing == Existing::Refuse {
+                    if plan.existing == Existing::Refuse && column.writer == plan.writer {
                         let stage = plan.writer.command();
                         return Err(Error::ColumnExists { column: column.name, stage });
                     }
@@ -66,7 +66,7 @@ impl Layout {
             }
         }
         let schema = Arc::new(Schema::new_with_metadata(fields, input.metadata().clone()));
-        Ok(Self { writer: plan.writer, schema, origins })
+        Ok(Self { writer: plan.writer, mends: plan.mends, schema, origins })
     }
 
     pub(super) fn writer(&self) -> Writer {
@@ -88,14 +88,14 @@ impl Layout {
 
     /// Builds them, in that order.
     pub(super) fn build(&self, turns: &[Turn]) -> Result<Vec<(FieldRef, ArrayRef)>, Error> {
-        let own = turn::arrays(&[self.writer], turns).map_err(|source| Error::Note { source })?;
+        let own = arrays(self.writer, self.mends, turns)?;
         let found = |name| own.iter().find(|(field, _)| field.name() == name).cloned();
         Ok(self.own().into_iter().filter_map(found).collect())
     }
 
     /// Puts the input's columns and the turns' notes together.
     pub(super) fn apply(&self, batch: &RecordBatch, turns: &[Turn]) -> Result<RecordBatch, Error> {
-        let own = turn::arrays(&[self.writer], turns).map_err(|source| Error::Note { source })?;
+        let own = arrays(self.writer, self.mends, turns)?;
         let columns: Option<Vec<ArrayRef>> = self
             .origins
             .iter()
@@ -113,6 +113,16 @@ impl Layout {
             |source| Error::Note { source: trajectory::Error::Arrow { column: "*", source } },
         )
     }
+}
+
+/// Builds the columns of a stage, and those that it mends.
+fn arrays(
+    writer: Writer,
+    mends: &[&str],
+    turns: &[Turn],
+) -> Result<Vec<(FieldRef, ArrayRef)>, Error> {
+    let own = |column: &Column| column.writer == writer || mends.contains(&column.name);
+    turn::some_arrays(own, turns).map_err(|source| Error::Note { source })
 }
 
 fn column(name: &str) -> Option<&'static trajectory::Column> {

@@ -4,7 +4,7 @@ use super::columns::{self, Layout};
 use super::pieces::in_order;
 use super::{Error, Existing, Output, Plan, READ_AHEAD, Tally};
 use crate::table::{Encoded, Encoding, Sink, Source, Splice};
-use crate::trajectory::{Turn, columns as schema};
+use crate::trajectory::Turn;
 
 /// Reads turns twice. The first pass keeps what `look` makes of each, in order;
 /// `survey` gets all of it and returns the function that notes each turn in the second
@@ -67,10 +67,9 @@ fn splice(source: &Source, plan: &Plan, layout: &Layout) -> Result<Option<Splice
     if plan.reads.is_empty() {
         return Ok(None);
     }
-    let mut reads = plan.reads.to_vec();
-    let own = schema().iter().filter(|column| column.writer == plan.writer);
-    reads.extend(own.map(|column| column.name));
-    Ok(source.splice(&reads, (&layout.schema(), &layout.own()))?)
+    let own = layout.own();
+    let reads = [plan.reads, &own].concat();
+    Ok(source.splice(&reads, (&layout.schema(), &own))?)
 }
 
 /// Reads a row group, some turns at a time.

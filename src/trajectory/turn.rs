@@ -304,8 +304,16 @@ pub fn conform(array: &ArrayRef, column: &Column) -> Result<ArrayRef, Error> {
 /// Builds the columns of the given stages. Errors if a required value is
 /// missing.
 pub fn arrays(writers: &[Writer], turns: &[Turn]) -> Result<Vec<(FieldRef, ArrayRef)>, Error> {
+    some_arrays(|column| writers.contains(&column.writer), turns)
+}
+
+/// Builds some columns likewise.
+pub fn some_arrays(
+    wanted: impl Fn(&Column) -> bool,
+    turns: &[Turn],
+) -> Result<Vec<(FieldRef, ArrayRef)>, Error> {
     let mut built = Vec::new();
-    for column in columns().iter().filter(|column| writers.contains(&column.writer)) {
+    for column in columns().iter().filter(|column| wanted(column)) {
         let Some(array) = array(column.name, turns) else {
             return Err(Error::MissingColumn { column: column.name });
         };

@@ -135,7 +135,7 @@ words! {
         Judged = "judged",
         /// The outcome at the end of the session.
         Outcome = "outcome",
-        /// Several of these, weighted.
+        /// A sum of these, weighted.
         Mixed = "mixed",
     }
 }

@@ -2,6 +2,7 @@
 
 mod foreign;
 mod spliced;
+mod told;
 
 use std::path::{Path, PathBuf};
 

@@ -217,7 +217,7 @@ pub(super) fn sequence(case: &Value) {
         }
     };
     let turns: Vec<Turn> = inputs.iter().enumerate().map(turn).collect();
-    let kept = promoted(&turns.iter().map(outcome).collect::<Vec<_>>());
+    let kept = promoted(&turns.iter().map(|turn| outcome(turn, None)).collect::<Vec<_>>());
     for ((turn, wanted), index) in turns.into_iter().zip(outputs).zip(0..) {
         // No vote is 0 there.
         assert_eq!(case["eval_scores"][index].as_f64(), Some(turn.score.unwrap_or(0.0).into()));
