@@ -468,6 +468,9 @@ fn of_table(error: &table::Error) -> (Kind, Option<String>) {
             hinted(Kind::Failed, "one writer per folder: is another one running?")
         }
         Error::NewerSchema { .. } => hinted(Kind::Failed, "read it with a newer oclaw"),
+        Error::Codec { .. } => {
+            hinted(Kind::Failed, "write it with zstd, lz4, snappy or no compression")
+        }
         Error::Cut { .. } => {
             hinted(Kind::Failed, "the stage that wrote it did not finish: look at its message")
         }

@@ -131,6 +131,14 @@ pub enum Error {
         /// The decoder's reason.
         reason: String,
     },
+    /// The table is sound, and compressed in a way that this build has not.
+    #[error("`{name}` is compressed by `{codec}`, which this build cannot read")]
+    Codec {
+        /// The input.
+        name: String,
+        /// The compression, or the library that reads it.
+        codec: String,
+    },
     /// The table was written by a later oclaw.
     #[error("`{name}` has schema version {found}; this build reads up to {known}")]
     NewerSchema {

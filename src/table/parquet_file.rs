@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::ops::Range;
@@ -186,12 +187,7 @@ impl Rows {
 
     pub(super) fn next(&mut self) -> Result<Option<RecordBatch>, Error> {
         let (name, reader) = (&self.name, &mut self.reader);
-        guarded(name, || {
-            reader
-                .next()
-                .transpose()
-                .map_err(|error| Error::Damaged { name: name.clone(), reason: error.to_string() })
-        })
+        guarded(name, || reader.next().transpose().map_err(|error| damaged(name, &error)))
     }
 }
 
@@ -311,8 +307,13 @@ fn check_counts(name: &str, metadata: &ParquetMetaData) -> Result<(), Error> {
     Ok(())
 }
 
-pub(super) fn damaged(name: &str, error: &ParquetError) -> Error {
-    Error::Damaged { name: name.to_owned(), reason: error.to_string() }
+pub(super) fn damaged(name: &str, error: &impl Display) -> Error {
+    let (name, reason) = (name.to_owned(), error.to_string());
+    match reason.rsplit_once("Disabled feature at compile time: ") {
+        Some((_, "flate2")) => Error::Codec { name, codec: "gzip".to_owned() },
+        Some((_, codec)) => Error::Codec { name, codec: codec.to_owned() },
+        None => Error::Damaged { name, reason },
+    }
 }
 
 thread_local! {

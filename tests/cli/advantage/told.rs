@@ -16,7 +16,8 @@ use crate::harness::oclaw;
 const JUDGED: [Writer; 2] = [Writer::Serve, Writer::Judge];
 
 fn judged(session: &str, number: u32, score: Option<f32>) -> Turn {
-    Turn { score, ..captured(session, number) }
+    let votes = score.map(|score| vec![Some(score as i8); 3]);
+    Turn { score, votes, ..captured(session, number) }
 }
 
 /// A session that went well in the end, and one that goes on.
