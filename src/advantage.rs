@@ -234,8 +234,13 @@ pub fn grpo(reward: f32, tokens: usize) -> Vec<f32> {
 
 /// On-policy distillation: `lt_t - lo_t`, limited to `clip` on both sides.
 pub fn opd(teacher: &[f32], old: &[f32], clip: Option<f32>) -> Vec<f32> {
+    teacher.iter().zip(old).map(|(teacher, old)| opd_at(*teacher, *old, clip)).collect()
+}
+
+/// The same of one token.
+fn opd_at(teacher: f32, old: f32, clip: Option<f32>) -> f32 {
     let limit = clip.unwrap_or(f32::INFINITY);
-    teacher.iter().zip(old).map(|(teacher, old)| (teacher - old).clamp(-limit, limit)).collect()
+    (teacher - old).clamp(-limit, limit)
 }
 
 /// Adds the weighted terms: `w_opd d_t + w_rl r`.

@@ -170,6 +170,10 @@ fn silence(turn: &Turn, reward: Option<RewardSource>) -> String {
 fn check_ids(turn: &Turn) -> Result<(), Refusal> {
     for (column, ids) in [("prompt_ids", &turn.prompt_ids), ("response_ids", &turn.response_ids)] {
         let Some(ids) = ids else { continue };
+        // Prompts are long: all at once, and which one it is only if there is one.
+        if ids.iter().fold(0, |all, id| all | id) >= 0 {
+            continue;
+        }
         if let Some((token, id)) = ids.iter().enumerate().find(|(_, id)| **id < 0) {
             return Err(Refusal::NegativeId { column, token, id: *id });
         }
@@ -180,18 +184,23 @@ fn check_ids(turn: &Turn) -> Result<(), Refusal> {
 fn check_log_probs(turn: &Turn, trainable: bool) -> Result<(), Refusal> {
     let Some(log_probs) = &turn.rollout_log_probs else { return Ok(()) };
     let column = "rollout_log_probs";
-    check_length(column.to_owned(), log_probs.len(), responses(turn), "response ids")?;
-    match odd(column.to_owned(), log_probs.iter().copied()) {
+    check_length(column, log_probs.len(), responses(turn), "response ids")?;
+    match odd(column, log_probs.iter().copied()) {
         Some(refusal) if trainable => Err(refusal),
         _ => Ok(()),
     }
 }
 
 /// Finds the first number that is no log-prob.
-fn odd(column: String, log_probs: impl IntoIterator<Item = Option<f32>>) -> Option<Refusal> {
+fn odd(column: &str, log_probs: impl Iterator<Item = Option<f32>> + Clone) -> Option<Refusal> {
+    let bad = |value: Option<f32>| value.is_some_and(bad_log_prob);
+    if !log_probs.clone().fold(false, |any, value| any | bad(value)) {
+        return None;
+    }
     let found =
         |(token, value): (usize, Option<f32>)| Some((token, value.filter(|it| bad_log_prob(*it))?));
-    let (token, value) = log_probs.into_iter().enumerate().find_map(found)?;
+    let (token, value) = log_probs.enumerate().find_map(found)?;
+    let column = column.to_owned();
     Some(match value.is_finite() {
         true => Refusal::AboveZero { column, token, value },
         false => Refusal::NotFinite { column, token },
@@ -207,15 +216,15 @@ fn usable_candidate(
 ) -> Result<(Option<usize>, Option<String>), Refusal> {
     let Some(candidates) = &turn.teacher_log_probs else { return Ok((None, None)) };
     if let Some(hints) = &turn.hints {
-        let column = "teacher_log_probs".to_owned();
+        let column = "teacher_log_probs";
         check_length(column, candidates.len(), hints.len(), "hints")?;
     }
     let (mut usable, mut broken) = (None, None);
     for (candidate, log_probs) in candidates.iter().enumerate() {
         let Some(log_probs) = log_probs else { continue };
         let column = format!("teacher_log_probs[{candidate}]");
-        check_length(column.clone(), log_probs.len(), responses(turn), "response ids")?;
-        match odd(column, log_probs.iter().copied().map(Some)) {
+        check_length(&column, log_probs.len(), responses(turn), "response ids")?;
+        match odd(&column, log_probs.iter().copied().map(Some)) {
             Some(refusal) if usable.is_none() => broken = broken.or(Some(refusal)),
             None if !log_probs.is_empty() => usable = usable.or(Some(candidate)),
             _ => {}
@@ -235,13 +244,13 @@ fn responses(turn: &Turn) -> usize {
 }
 
 fn check_length(
-    column: String,
+    column: &str,
     found: usize,
     wanted: usize,
     of: &'static str,
 ) -> Result<(), Refusal> {
     match found == wanted {
         true => Ok(()),
-        false => Err(Refusal::Length { column, found, wanted, of }),
+        false => Err(Refusal::Length { column: column.to_owned(), found, wanted, of }),
     }
 }

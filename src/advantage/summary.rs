@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::signals::resolve;
-use super::{Method, opd};
+use super::{Method, opd_at};
 use crate::trajectory::Turn;
 use crate::trajectory::words::{SampleKind, Word};
 
@@ -156,7 +156,7 @@ impl Summary {
         let Some(teacher) = signals.teacher_log_probs(turn) else { return };
         for token in (0..mask.len()).filter(|token| mask[*token] == 1) {
             if let Some(old) = old[token] {
-                self.distilled.add(opd(&[teacher[token]], &[old], method.distill_clip)[0]);
+                self.distilled.add(opd_at(teacher[token], old, method.distill_clip));
             }
         }
     }

@@ -31,7 +31,7 @@ use shape::{Shape, root};
 /// So many files are held open at most.
 pub(super) const MOST_FILES: usize = 64;
 /// So many rows become turns together.
-const SLICE: usize = 256;
+const SLICE: usize = 64;
 /// Most bytes of the columns of a row group that are read. What is made of them is held
 /// until the group is whole.
 const MOST_BYTES: i64 = 16 * BATCH_BYTES as i64;

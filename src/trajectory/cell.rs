@@ -248,7 +248,11 @@ macro_rules! list {
 
             fn read(array: &dyn Array, row: usize) -> Result<Self, String> {
                 let items = array.as_list::<i32>().value(row);
-                Ok(items.as_primitive::<$arrow>().iter().collect())
+                let items = items.as_primitive::<$arrow>();
+                Ok(match items.null_count() {
+                    0 => items.values().iter().copied().map(Some).collect(),
+                    _ => items.iter().collect(),
+                })
             }
         }
     )*};
