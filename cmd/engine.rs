@@ -8,22 +8,32 @@ use crate::report::Exit;
 
 /// Serve a model over HTTP, speaking SGLang's dialect.
 ///
-/// Chat completions (streamed or not), `/generate` (sample and score),
-/// `/tokenize`, health, weights, pause. Ids and log-probs are those that were
+/// Chat completions (streamed or not), `/v1/completions`, `/generate` (sample and
+/// score), `/tokenize`, health, `/metrics`, weights, adapters (LoRA), pause. Ids and log-probs are those that were
 /// sampled: log-probs are taken after the temperature and before any truncation;
 /// greedy answers (temperature 0) have those of temperature 1.
 ///
 /// A member of a request that would change the answer and that the engine lacks
 /// (`response_format`, `logit_bias`, penalties, grammars) is refused by name, unless
 /// its value changes nothing. Unknown members are ignored, as SGLang does.
+/// `--capabilities` lists what becomes of each.
+///
+/// What a model thinks between `<think>` and `</think>` is `reasoning_content`, apart
+/// from the answer, if its vocabulary has these marks; `separate_reasoning: false` in a
+/// request leaves it in the text. Tool calls are read in the forms of Qwen and Hermes
+/// (`<tool_call>`) and of Llama (a JSON object that begins the answer).
+///
+/// `/load_lora_adapter` puts an adapter beside the model; a request chooses one by
+/// `lora_path`, or by `model: "NAME"` or `"MODEL:NAME"`. Several may be in use at once,
+/// and an answer keeps its adapter to its end.
 ///
 /// What others on the network can reach needs a key, from `--key-file` or
 /// `OCLAW_ENGINE_KEY`. SIGTERM or SIGINT ends it after the running answers.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Folder of the model
-    #[arg(long, value_name = "DIR")]
-    model: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "capabilities")]
+    model: Option<PathBuf>,
     /// Address to listen on
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:30001")]
     listen: SocketAddr,
@@ -39,6 +49,12 @@ pub(crate) struct Args {
     /// Version of the weights at the start
     #[arg(long, value_name = "VERSION", default_value = "0")]
     weight_version: String,
+    /// Print what becomes of each field of a request, and stop
+    #[arg(long)]
+    capabilities: bool,
+    /// Print that as JSON
+    #[arg(long, requires = "capabilities")]
+    json: bool,
 }
 
 /// Serves until a signal.
@@ -46,8 +62,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     use oclaw::serving::{self, Options};
 
+    let Some(model) = args.model.filter(|_| !args.capabilities) else {
+        return print_capabilities(args.json);
+    };
     let options = Options {
-        model: args.model,
+        model,
         listen: args.listen,
         dtype: args.dtype.parse().ok(),
         key: crate::embedded::key(&context.command, args.key_file.as_deref())?,
@@ -66,6 +85,32 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         running.shutdown().await;
         Ok(Exit::Done)
     })
+}
+
+/// Prints the fields of requests.
+#[cfg(feature = "torch")]
+fn print_capabilities(json: bool) -> anyhow::Result<Exit> {
+    use std::io::Write;
+
+    use comfy_table::Table;
+    use comfy_table::presets::NOTHING;
+
+    use crate::common::Printing;
+
+    let all = oclaw::serving::capabilities();
+    let text = match json {
+        true => serde_json::to_string_pretty(&all)?,
+        false => {
+            let mut table = Table::new();
+            table.load_style(NOTHING).set_header(["route", "field", "what becomes of it", "why"]);
+            for one in &all {
+                table.add_row([one.route, one.field, one.standing.as_str(), one.note]);
+            }
+            table.trim_fmt()
+        }
+    };
+    writeln!(std::io::stdout(), "{text}").printed()?;
+    Ok(Exit::Done)
 }
 
 /// Says what this build lacks.

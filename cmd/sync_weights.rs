@@ -38,7 +38,8 @@ use crate::visible::visible;
 /// `--adapter` loads the policy's `adapter/` (see `oclaw train --lora-rank`) beside the
 /// model, as `oclaw-vVERSION`, and nothing is held; a folder of the `peft` library given
 /// as POLICY is loaded so, too. SGLang must run with `--enable-lora`, vLLM with
-/// `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`. Each `--proxy` (started with
+/// `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`; `oclaw engine` takes them
+/// as it is. Each `--proxy` (started with
 /// `--model-name`) asks for the new name from then on, and adapters older than the two
 /// before are let go of; without one, clients choose by name and all of them stay.
 ///

@@ -3,20 +3,27 @@
 //!
 //! Requests become jobs; one thread owns the model and gives each running job a
 //! token at a time; text, stop strings and tool calls are made of the ids on the
-//! way out. Only ids and log-probs as sampled leave the compute thread, so what
-//! a trainer reads is what happened. Absent: several models, prefix reuse.
+//! way out. Adapters lie ready beside the model, and a request chooses one. Only
+//! ids and log-probs as sampled leave the compute thread, so what a trainer reads is
+//! what happened. Absent: several models, prefix reuse.
 
+mod adapters;
 mod answer;
+mod capabilities;
 mod chat;
 mod chat_stream;
+mod completion;
 mod compute;
 mod control;
+mod extras;
 mod failure;
 mod generate;
 mod generation;
+mod metrics;
 mod request;
 mod routes;
 mod schedule;
+mod shape;
 mod text;
 mod unsupported;
 
@@ -33,6 +40,8 @@ use tokio::sync::watch;
 
 use crate::model::{self, Dtype, LoadOptions, Model};
 use crate::template::{self, Chat};
+
+pub use capabilities::{Capability, Standing, capabilities};
 
 use compute::{Command, Compute, Limits};
 use routes::Served;

@@ -7,6 +7,8 @@ pub(crate) mod fake_s3;
 pub(crate) mod fake_upstream;
 pub(crate) mod serve;
 pub(crate) mod memory;
+#[cfg(feature = "torch")]
+pub(crate) mod parrot;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -9,9 +9,10 @@ use tch::{Device, Kind, Tensor};
 
 use super::checkpoint;
 use super::config::Config;
+use super::decoder::Decoder;
 use super::linear::LowRank;
 use super::sampler::{GOLDEN, mix};
-use super::{Dtype, Error};
+use super::{Dtype, Error, Model};
 use crate::tensors::{self, Reader, Writer};
 
 /// Settings of an adapter, as `peft` names the file.
@@ -215,6 +216,11 @@ impl Adapter {
         self.tensors
     }
 
+    /// Returns another handle of the same weights.
+    fn share(&self) -> Self {
+        self.with(&self.tensors)
+    }
+
     /// Lets gradients reach it.
     pub(super) fn train(&mut self) {
         for (_, tensor) in &mut self.tensors {
@@ -246,6 +252,25 @@ impl Adapter {
             }
             None => weight.shallow_clone(),
         }
+    }
+}
+
+impl Model {
+    /// Returns the model with an adapter on top. Both share the weights, of which there
+    /// stays one copy; neither is trained.
+    pub fn beside(&self, adapter: &Adapter) -> Result<Self, Error> {
+        let share = |(name, tensor): &(String, Tensor)| (name.clone(), tensor.shallow_clone());
+        let parameters: Vec<_> = self.parameters.iter().map(share).collect();
+        let place = (self.dtype.kind(), self.device);
+        Ok(Self {
+            config: self.config.clone(),
+            decoder: Decoder::new(&self.config, &parameters, Some(adapter), place)?,
+            parameters,
+            adapter: Some(adapter.share()),
+            device: self.device,
+            dtype: self.dtype,
+            checkpoint_activations: self.checkpoint_activations,
+        })
     }
 }
 

@@ -1,11 +1,11 @@
 //! What is counted, and its Prometheus text.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::journal::Counts;
+use crate::wire::prometheus;
 
 use super::fleet::Fleet;
 use super::upstream::Upstream;
@@ -188,26 +188,17 @@ fn of_engines(text: &mut String, fleet: &Fleet) {
     for (name, kind, help, figure) in figures {
         family(text, name, kind, help);
         for engine in fleet.engines() {
-            sample(text, name, Some(("engine", &label(&engine.url))), figure(engine));
+            sample(text, name, Some(("engine", &engine.url)), figure(engine));
         }
     }
 }
 
-/// Escapes what stands between the quotes of a label.
-fn label(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
 fn family(text: &mut String, name: &str, kind: &str, help: &str) {
-    // Writing to a string cannot fail.
-    let _ = write!(text, "# HELP oclaw_{name} {help}\n# TYPE oclaw_{name} {kind}\n");
+    prometheus::family(text, &format!("oclaw_{name}"), kind, help);
 }
 
 fn sample(text: &mut String, name: &str, label: Option<(&str, &str)>, value: u64) {
-    let _ = match label {
-        Some((label, word)) => writeln!(text, "oclaw_{name}{{{label}=\"{word}\"}} {value}"),
-        None => writeln!(text, "oclaw_{name} {value}"),
-    };
+    prometheus::sample(text, &format!("oclaw_{name}"), label.as_slice(), value);
 }
 
 fn add(counters: &Mutex<BTreeMap<&'static str, u64>>, word: &'static str) {

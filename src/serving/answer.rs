@@ -16,6 +16,8 @@ pub(super) struct Answer {
     pub(super) finish: Option<Finish>,
     stream: TextStream,
     calls: usize,
+    /// Tokens that were thought, marks included.
+    pub(super) thought: usize,
     /// Ids whose token stays out of the text.
     trimmed: Vec<i32>,
 }
@@ -36,7 +38,7 @@ pub(super) enum Finish {
 impl Answer {
     /// Starts an answer. A token of `trimmed` stays out of the text.
     pub(super) fn new(stream: TextStream, trimmed: Vec<i32>) -> Self {
-        Self { tokens: Vec::new(), finish: None, stream, calls: 0, trimmed }
+        Self { tokens: Vec::new(), finish: None, stream, calls: 0, thought: 0, trimmed }
     }
 
     /// Takes a token; returns the parts that it completes. It may complete a stop
@@ -47,7 +49,9 @@ impl Answer {
         if self.trimmed.contains(&id) {
             return Vec::new();
         }
+        let before = self.stream.is_thinking();
         let (parts, matched) = self.stream.push(id);
+        self.thought += usize::from(before || self.stream.is_thinking());
         if let Some(stop) = matched {
             self.finish = Some(Finish::StopText(stop));
         }
@@ -158,7 +162,7 @@ pub(super) fn decimal(number: f32) -> f64 {
 
 /// Returns a token as text and as bytes. A piece of a character is U+FFFD as
 /// text; its bytes are right.
-fn spelled(id: i32, tokenizer: &Tokenizer) -> (String, Vec<u8>) {
+pub(super) fn spelled(id: i32, tokenizer: &Tokenizer) -> (String, Vec<u8>) {
     let text = tokenizer.decode(&[id], false).unwrap_or_default();
     let bytes = match text.contains('\u{fffd}') {
         true => tokenizer.token_of(id).and_then(|token| token.chars().map(byte_of).collect()),

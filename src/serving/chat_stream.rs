@@ -11,7 +11,8 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::answer::log_prob_entries;
-use super::chat::{Wanted, call, ext, usage};
+use super::chat::call;
+use super::extras::{Wanted, usage};
 use super::failure::Failure;
 use super::generation::Generation;
 use super::routes::Served;
@@ -105,6 +106,7 @@ impl ChatStream {
         for part in parts {
             let delta = match part {
                 Part::Text(text) => json!({"content": text, "reasoning_content": null}),
+                Part::Thought(text) => json!({"content": null, "reasoning_content": text}),
                 Part::Call { name, arguments } => {
                     let call = call(self.calls[index], &name, &arguments);
                     self.calls[index] += 1;
@@ -157,14 +159,15 @@ impl ChatStream {
     }
 
     fn close(&mut self) {
-        if let Some(ext) = ext(&self.generation, &self.wanted) {
+        let generations = std::slice::from_ref(&self.generation);
+        if let Some(ext) = self.wanted.ext(generations) {
             let mut chunk = self.envelope(json!([]));
             chunk["sglext"] = ext;
             self.ready.push_back(event(&chunk));
         }
         if self.wanted.usage {
             let mut chunk = self.envelope(json!([]));
-            chunk["usage"] = usage(&self.generation);
+            chunk["usage"] = usage(std::slice::from_ref(&self.generation));
             self.ready.push_back(event(&chunk));
         }
         self.end();

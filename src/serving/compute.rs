@@ -14,7 +14,9 @@ use tokio::sync::oneshot;
 use crate::model::{LoadOptions, Model, SamplingParams};
 use crate::wire::sglang::PauseMode;
 
+use super::adapters::{AdapterId, Load, Names, Unload};
 use super::failure::Failure;
+use super::metrics::Metrics;
 use super::schedule::Scheduler;
 
 /// One answer to be generated.
@@ -24,6 +26,8 @@ pub(super) struct Job {
     pub(super) rid: Arc<str>,
     /// Ids of the prompt, checked.
     pub(super) prompt: Arc<[i64]>,
+    /// The adapter that makes it, if not the model alone.
+    pub(super) adapter: Option<AdapterId>,
     /// How it is sampled and when it ends.
     pub(super) plan: Plan,
     /// Where its tokens go. A closed receiver ends it.
@@ -80,6 +84,7 @@ pub(super) enum End {
 #[derive(Debug)]
 pub(super) struct ScoreJob {
     pub(super) request: crate::model::Score,
+    pub(super) adapter: Option<AdapterId>,
     pub(super) reply: oneshot::Sender<Result<Scores, Failure>>,
 }
 
@@ -106,6 +111,10 @@ pub(super) enum Command {
     Generate(Vec<Job>),
     Score(ScoreJob),
     Update(Update),
+    Load(Load),
+    Unload(Unload),
+    /// Sets the version that answers carry, and nothing else.
+    NameVersion(String, oneshot::Sender<()>),
     Pause(PauseMode, oneshot::Sender<()>),
     Continue(oneshot::Sender<()>),
     /// Ends a request, or all.
@@ -122,6 +131,7 @@ pub(super) struct Status {
     pub(super) running: usize,
     pub(super) waiting: usize,
     pub(super) alive: bool,
+    pub(super) adapters: Names,
 }
 
 /// The status, shared.
@@ -143,6 +153,7 @@ impl Board {
 pub(super) struct Compute {
     commands: Sender<Command>,
     board: Board,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 /// How the thread goes about it.
@@ -170,6 +181,7 @@ impl Compute {
             running: 0,
             waiting: 0,
             alive: true,
+            adapters: Names::default(),
         };
         let board = Board(Arc::new(RwLock::new(status)));
         let scheduler = Scheduler::new(model, limits, board.clone());
@@ -178,7 +190,8 @@ impl Compute {
             scheduler.run(&inbox);
             told.change(|status| status.alive = false);
         })?;
-        Ok((Self { commands, board }, thread))
+        let metrics = Arc::new(Metrics::new());
+        Ok((Self { commands, board, metrics }, thread))
     }
 
     /// Returns what the thread says of itself.
@@ -191,10 +204,14 @@ impl Compute {
         self.commands.send(command).map_err(|_| Failure::stopped())
     }
 
-    /// Scores a sequence.
-    pub(super) async fn score(&self, request: crate::model::Score) -> Result<Scores, Failure> {
+    /// Scores a sequence, by an adapter or by the model alone.
+    pub(super) async fn score(
+        &self,
+        request: crate::model::Score,
+        adapter: Option<AdapterId>,
+    ) -> Result<Scores, Failure> {
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Score(ScoreJob { request, reply }))?;
+        self.send(Command::Score(ScoreJob { request, adapter, reply }))?;
         answer.await.map_err(|_| Failure::stopped())?
     }
 }

@@ -9,8 +9,12 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use crate::template::{Rendering, Tokenizer};
-use crate::wire::sglang::{AbortBody, DetokenizeBody, PauseBody, TokenizeBody, UpdateBody};
+use crate::wire::sglang::{
+    AbortBody, DetokenizeBody, LoadAdapterBody, PauseBody, TokenizeBody, UnloadAdapterBody,
+    UpdateBody, VersionBody,
+};
 
+use super::adapters::{Load, Unload};
 use super::chat::check_messages;
 use super::compute::{Command, Update};
 use super::failure::{Failure, parse};
@@ -52,6 +56,60 @@ fn same_tokenizer(folder: &std::path::Path, served: &Tokenizer) -> Result<(), St
         true => Ok(()),
         false => Err(format!("`{}` has another tokenizer than the served model", folder.display())),
     }
+}
+
+/// Sets the version that answers carry, and nothing else.
+pub(super) async fn name_version(served: &Served, body: &[u8]) -> Result<Response, Failure> {
+    let VersionBody { new_version, abort_all_requests } = parse(body)?;
+    if abort_all_requests {
+        served.compute.send(Command::Abort(None))?;
+    }
+    let (reply, answer) = oneshot::channel();
+    served.compute.send(Command::NameVersion(new_version.clone(), reply))?;
+    answer.await.map_err(|_| Failure::stopped())?;
+    let message = format!("Weight version updated to {new_version}");
+    Ok(Json(json!({"success": true, "message": message, "new_version": new_version}))
+        .into_response())
+}
+
+/// Loads an adapter beside the model; one that cannot be loaded changes nothing.
+pub(super) async fn load_adapter(served: &Served, body: &[u8]) -> Result<Response, Failure> {
+    let LoadAdapterBody { lora_name: name, lora_path } = parse(body)?;
+    let loaded = match name.as_str() {
+        "" => Err("`lora_name` is empty".to_owned()),
+        name if name == served.name => Err(format!("`{name}` is the name of the model itself")),
+        _ => {
+            let (reply, answer) = oneshot::channel();
+            let folder = PathBuf::from(lora_path);
+            served.compute.send(Command::Load(Load { name, folder, reply }))?;
+            answer.await.map_err(|_| Failure::stopped())?
+        }
+    };
+    Ok(adapters(served, loaded))
+}
+
+/// Lets go of an adapter. Running answers keep it to their end.
+pub(super) async fn unload_adapter(served: &Served, body: &[u8]) -> Result<Response, Failure> {
+    let UnloadAdapterBody { lora_name: name } = parse(body)?;
+    let (reply, answer) = oneshot::channel();
+    served.compute.send(Command::Unload(Unload { name, reply }))?;
+    let gone = answer.await.map_err(|_| Failure::stopped())?;
+    Ok(adapters(served, gone))
+}
+
+/// Returns SGLang's answer about adapters. `message` says the same as `error_message`,
+/// for clients that know the other routes.
+fn adapters(served: &Served, done: Result<(), String>) -> Response {
+    let loaded = served.compute.status().adapters.object();
+    let (status, error) = match done {
+        Ok(()) => (StatusCode::OK, Value::Null),
+        Err(error) => (StatusCode::BAD_REQUEST, Value::from(error)),
+    };
+    let success = error.is_null();
+    let body = json!({
+        "success": success, "error_message": error, "message": error, "loaded_adapters": loaded,
+    });
+    (status, Json(body)).into_response()
 }
 
 /// Stops generating.

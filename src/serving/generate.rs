@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 use crate::model::Score;
 use crate::wire::sglang::GenerateBody;
 
+use super::adapters::AdapterId;
 use super::answer::triple;
-use super::chat::meta_info;
 use super::chat_stream::{done, event, events};
 use super::compute::Token;
+use super::extras::meta_info;
 use super::failure::{Failure, parse};
-use super::generation::{Generation, Order};
+use super::generation::{Generation, Order, append};
 use super::request::{Wishes, checked};
 use super::routes::Served;
-
-use super::text::{Part, Tools};
+use super::text::Tools;
 
 /// One prompt of a request.
 struct Task {
@@ -122,26 +122,40 @@ fn task(
         texts: body.return_text_in_logprobs == Some(true),
         prompt_ids: body.return_prompt_token_ids == Some(true),
     };
-    let rid = match &body.rid {
-        Some(Value::String(rid)) => Some(rid.as_str()),
-        Some(Value::Array(rids)) => rids.get(place).and_then(Value::as_str),
-        None | Some(Value::Null) => None,
-        Some(_) => {
-            return Err(Failure::of("rid", "`rid` is neither a string nor a list of strings"));
-        }
-    };
+    let rid = of_place("rid", body.rid.as_ref(), place)?;
+    let adapter = of_place("lora_path", body.lora_path.as_ref(), place)?;
+    let adapter = served.compute.status().adapters.of_path(adapter)?;
     let sampling = &wishes.body;
     let order = Order {
         rid: served.rid(rid),
         plan,
         prompt: prompt.into(),
+        adapter,
         answers: wishes.answers()?,
         stops: wishes.stops()?,
         keep_stop: sampling.no_stop_trim == Some(true),
         skip_special: sampling.skip_special_tokens != Some(false),
+        think: None,
         tools: Tools::None,
     };
     Ok(Task { order, wants })
+}
+
+/// Returns the string of one of several prompts: each has its own, or all the same.
+fn of_place<'a>(
+    member: &'static str,
+    value: Option<&'a Value>,
+    place: usize,
+) -> Result<Option<&'a str>, Failure> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(Value::Array(texts)) => Ok(texts.get(place).and_then(Value::as_str)),
+        Some(_) => {
+            let message = format!("`{member}` is neither a string nor a list of strings");
+            Err(Failure::of(member, message))
+        }
+    }
 }
 
 async fn run(task: Task, served: &Arc<Served>) -> Result<Vec<Value>, Failure> {
@@ -149,8 +163,8 @@ async fn run(task: Task, served: &Arc<Served>) -> Result<Vec<Value>, Failure> {
     if order.plan.max_new == 0 {
         return Ok(vec![score_only(&order, &wants, served).await?]);
     }
-    let prompt = order.prompt.clone();
-    let input = input(&prompt, &wants, served);
+    let whose = (order.prompt.clone(), order.adapter);
+    let input = input(&whose, &wants, served);
     let (input, generation) = tokio::join!(input, finish(order, served));
     let (input, (generation, texts)) = (input?.value, generation?);
     let common = Common { generation: &generation, wants: &wants, input: &input, served };
@@ -159,20 +173,9 @@ async fn run(task: Task, served: &Arc<Served>) -> Result<Vec<Value>, Failure> {
 }
 
 async fn finish(order: Order, served: &Served) -> Result<(Generation, Vec<String>), Failure> {
-    let mut texts = vec![String::new(); order.answers];
     let mut generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
-    while let Some((index, parts)) = generation.next().await? {
-        append(&mut texts[index], parts);
-    }
+    let texts = generation.texts().await?;
     Ok((generation, texts))
-}
-
-fn append(text: &mut String, parts: Vec<Part>) {
-    for part in parts {
-        if let Part::Text(more) = part {
-            text.push_str(&more);
-        }
-    }
 }
 
 async fn stream(task: Task, served: Arc<Served>) -> Result<Response, Failure> {
@@ -182,7 +185,7 @@ async fn stream(task: Task, served: Arc<Served>) -> Result<Response, Failure> {
         let both = [event(&value), done()].map(Ok);
         return Ok(events(futures_util::stream::iter(both)));
     }
-    let input = input(&order.prompt, &wants, &served).await?.value;
+    let input = input(&(order.prompt.clone(), order.adapter), &wants, &served).await?.value;
     let generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
     let start = (Some(generation), String::new());
     Ok(events(futures_util::stream::unfold(start, move |(generation, mut text)| {
@@ -210,7 +213,9 @@ async fn stream(task: Task, served: Arc<Served>) -> Result<Response, Failure> {
 }
 
 async fn score_only(order: &Order, wants: &Wants, served: &Served) -> Result<Value, Failure> {
-    let Input { value: input, version } = input(&order.prompt, wants, served).await?;
+    served.compute.metrics.prompt(order.prompt.len());
+    let whose = (order.prompt.clone(), order.adapter);
+    let Input { value: input, version } = input(&whose, wants, served).await?;
     let version = version.unwrap_or_else(|| served.compute.status().version);
     let mut meta = json!({
         "id": &*order.rid,
@@ -218,6 +223,7 @@ async fn score_only(order: &Order, wants: &Wants, served: &Served) -> Result<Val
         "prompt_tokens": order.prompt.len(),
         "completion_tokens": 0,
         "cached_tokens": 0,
+        "reasoning_tokens": 0,
         "weight_version": &*version,
     });
     if wants.log_probs {
@@ -295,7 +301,11 @@ struct Input {
 
 /// Returns the log-probs of the prompt from the start asked for. The first entry
 /// is null, for the position before it was not scored.
-async fn input(prompt: &[i64], wants: &Wants, served: &Served) -> Result<Input, Failure> {
+async fn input(
+    (prompt, adapter): &(Arc<[i64]>, Option<AdapterId>),
+    wants: &Wants,
+    served: &Served,
+) -> Result<Input, Failure> {
     let Some(start) = wants.start else {
         let value = json!({"input_token_logprobs": []});
         return Ok(Input { value, version: None });
@@ -313,7 +323,7 @@ async fn input(prompt: &[i64], wants: &Wants, served: &Served) -> Result<Input, 
                 chosen: wants.chosen.repeat(count - 1),
                 entropy: false,
             };
-            let scores = served.compute.score(request).await?;
+            let scores = served.compute.score(request, *adapter).await?;
             (scores.scored, Some(scores.version))
         }
     };

@@ -2,27 +2,32 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::template::Tokenizer;
 
+use super::adapters::AdapterId;
 use super::answer::Answer;
-use super::compute::{Command, Compute, Event, Job, Plan};
+use super::compute::{Command, Compute, End, Event, Job, Plan};
 use super::failure::Failure;
-use super::text::{Part, Stops, TextStream, Tools};
+use super::metrics::Clock;
+use super::text::{Part, Stops, TextStream, Think, Tools};
 
 /// What is to be generated.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) rid: Arc<str>,
     pub(super) prompt: Arc<[i64]>,
+    pub(super) adapter: Option<AdapterId>,
     pub(super) plan: Plan,
     pub(super) answers: usize,
     pub(super) stops: Stops,
     pub(super) keep_stop: bool,
     pub(super) skip_special: bool,
+    /// Splits thoughts from the text, if they are to be told apart.
+    pub(super) think: Option<Think>,
     pub(super) tools: Tools,
 }
 
@@ -33,6 +38,7 @@ pub(super) struct Generation {
     pub(super) prompt: Arc<[i64]>,
     pub(super) answers: Vec<Answer>,
     events: Vec<Option<UnboundedReceiver<Event>>>,
+    clocks: Vec<Clock>,
 }
 
 impl Generation {
@@ -42,25 +48,29 @@ impl Generation {
         compute: &Compute,
         tokenizer: &Tokenizer,
     ) -> Result<Self, Failure> {
-        let Order { rid, prompt, plan, answers, stops, keep_stop, skip_special, tools } = order;
+        let Order { rid, prompt, adapter, plan, answers, stops, think, tools, .. } = order;
+        let (keep_stop, skip_special) = (order.keep_stop, order.skip_special);
         let trimmed = if keep_stop { Vec::new() } else { plan.stop_ids.clone() };
         let mut generation = Self {
             rid: rid.clone(),
             prompt: prompt.clone(),
             answers: Vec::new(),
             events: Vec::new(),
+            clocks: Vec::new(),
         };
+        compute.metrics.prompt(prompt.len());
         let mut jobs = Vec::new();
         for index in 0..answers {
             let (sender, receiver) = unbounded_channel();
             let mut plan = plan.clone();
             plan.sampling.seed = plan.sampling.seed.wrapping_add(index as u64);
             let (rid, prompt) = (rid.clone(), prompt.clone());
-            jobs.push(Job { rid, prompt, plan, events: sender });
+            jobs.push(Job { rid, prompt, adapter, plan, events: sender });
             let decoder = tokenizer.decoder(skip_special);
-            let stream = TextStream::new(decoder, stops.clone(), tools.clone());
+            let stream = TextStream::new(decoder, stops.clone(), think.clone(), tools.clone());
             generation.answers.push(Answer::new(stream, trimmed.clone()));
             generation.events.push(Some(receiver));
+            generation.clocks.push(Clock::start(&compute.metrics));
         }
         compute.send(Command::Generate(jobs))?;
         Ok(generation)
@@ -69,17 +79,37 @@ impl Generation {
     /// Waits for the next token or end of any answer; returns which answer and
     /// the parts that came of it. Nothing once all have ended.
     pub(super) async fn next(&mut self) -> Result<Option<(usize, Vec<Part>)>, Failure> {
-        match poll_fn(|context| self.poll(context)).await {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// The same for whoever waits for several.
+    pub(super) fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<(usize, Vec<Part>)>, Failure>> {
+        self.poll(context).map(|event| self.take(event))
+    }
+
+    fn take(
+        &mut self,
+        event: Option<(usize, Option<Event>)>,
+    ) -> Result<Option<(usize, Vec<Part>)>, Failure> {
+        match event {
             None => Ok(None),
             Some((index, Some(Event::Token(token)))) => {
+                self.clocks[index].token();
                 let parts = self.answers[index].push(token);
                 if self.answers[index].finish.is_some() {
+                    self.clocks[index].end();
                     self.events[index] = None;
                 }
                 Ok(Some((index, parts)))
             }
             Some((index, Some(Event::End(end)))) => {
                 self.events[index] = None;
+                if end != End::Abort {
+                    self.clocks[index].end();
+                }
                 Ok(Some((index, self.answers[index].end(end))))
             }
             Some((_, Some(Event::Failed(failure)))) => Err(failure),
@@ -87,10 +117,7 @@ impl Generation {
         }
     }
 
-    fn poll(
-        &mut self,
-        context: &mut std::task::Context<'_>,
-    ) -> Poll<Option<(usize, Option<Event>)>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Option<Event>)>> {
         let mut open = false;
         for (index, events) in self.events.iter_mut().enumerate() {
             let Some(events) = events else {
@@ -104,8 +131,31 @@ impl Generation {
         if open { Poll::Pending } else { Poll::Ready(None) }
     }
 
+    /// Waits for all answers; returns their texts.
+    pub(super) async fn texts(&mut self) -> Result<Vec<String>, Failure> {
+        let mut texts = vec![String::new(); self.answers.len()];
+        while let Some((index, parts)) = self.next().await? {
+            append(&mut texts[index], parts);
+        }
+        Ok(texts)
+    }
+
+    /// Returns the number of tokens of all answers that were thought, marks included.
+    pub(super) fn thought_tokens(&self) -> usize {
+        self.answers.iter().map(|answer| answer.thought).sum()
+    }
+
     /// Returns the number of tokens of all answers.
     pub(super) fn completion_tokens(&self) -> usize {
         self.answers.iter().map(|answer| answer.tokens.len()).sum()
+    }
+}
+
+/// Appends what is text to a text.
+pub(super) fn append(text: &mut String, parts: Vec<Part>) {
+    for part in parts {
+        if let Part::Text(more) = part {
+            text.push_str(&more);
+        }
     }
 }

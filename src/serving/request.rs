@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::model::{Config, SamplingParams};
-use crate::wire::sglang::{ChatBody, GenerateBody, SamplingBody};
+use crate::wire::sglang::{ChatBody, CompletionBody, GenerateBody, SamplingBody};
 
 use super::compute::Plan;
 use super::failure::Failure;
@@ -18,6 +18,8 @@ const MOST_TOP: i64 = 64;
 const MOST_TEMPERATURE: f64 = 1000.0;
 /// Longest answer of `/generate` if nothing is said, as in SGLang.
 const GENERATE_DEFAULT: i64 = 128;
+/// The same of `/v1/completions`, as in OpenAI's.
+const COMPLETION_DEFAULT: i64 = 16;
 
 /// What a request says about sampling, whichever route it came by.
 #[derive(Debug, Clone, Default)]
@@ -32,6 +34,19 @@ impl Wishes {
     pub(super) fn of_chat(body: &ChatBody) -> Result<Self, Failure> {
         unsupported::refuse(&body.further, Place::Chat)?;
         let top = bounded_top("top_logprobs", body.top_logprobs)?;
+        Self::of_body(body, top.filter(|_| body.logprobs == Some(true)))
+    }
+
+    /// Reads a completion's body.
+    pub(super) fn of_completion(body: &CompletionBody) -> Result<Self, Failure> {
+        unsupported::refuse(&body.chat.further, Place::Completion)?;
+        let top = bounded_top("logprobs", body.logprobs)?;
+        let mut wishes = Self::of_body(&body.chat, top)?;
+        wishes.body.max_new_tokens.get_or_insert(COMPLETION_DEFAULT);
+        Ok(wishes)
+    }
+
+    fn of_body(body: &ChatBody, top: Option<i64>) -> Result<Self, Failure> {
         let longest = match (body.max_completion_tokens, body.max_tokens) {
             (Some(longest), _) => Some(("max_completion_tokens", longest)),
             (None, longest) => longest.map(|longest| ("max_tokens", longest)),
@@ -56,7 +71,7 @@ impl Wishes {
                 skip_special_tokens: body.skip_special_tokens,
                 further: Map::new(),
             },
-            top: top.filter(|_| body.logprobs == Some(true)),
+            top,
             chosen: Vec::new(),
         })
     }

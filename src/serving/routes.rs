@@ -9,7 +9,7 @@ use axum::Json;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::header::AUTHORIZATION;
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -19,14 +19,17 @@ use sha2::{Digest, Sha256};
 
 use crate::model::Config;
 use crate::template::Chat;
+use crate::wire::prometheus;
 use crate::wire::secret::equal_in_constant_time;
+use crate::wire::sglang::ChatBody;
 
+use super::adapters::AdapterId;
 use super::compute::{Compute, Plan};
 use super::failure::Failure;
 use super::generation::{Generation, Order};
 use super::request::{Defaults, MOST_ANSWERS};
-use super::text::{Stops, Tools};
-use super::{chat, control, generate};
+use super::text::{Form, Stops, Tools};
+use super::{chat, completion, control, generate};
 
 /// Largest body that is read.
 const LARGEST_BODY: usize = 64 << 20;
@@ -56,6 +59,17 @@ impl Served {
         self.seeds.fetch_add(MOST_ANSWERS as u64, Ordering::Relaxed)
     }
 
+    /// Returns the adapter that a request of the `/v1` routes names. The one in its
+    /// `model` wins, as in SGLang.
+    pub(super) fn adapter(&self, body: &ChatBody) -> Result<Option<AdapterId>, Failure> {
+        let names = self.compute.status().adapters;
+        let model = body.model.as_deref().unwrap_or_default();
+        match names.of_model(model, &self.name)? {
+            Some(id) => Ok(Some(id)),
+            None => names.of_path(body.lora_path.as_deref()),
+        }
+    }
+
     /// Returns the handle of a request.
     pub(super) fn rid(&self, given: Option<&str>) -> Arc<str> {
         let given = given.filter(|rid| !rid.is_empty());
@@ -74,18 +88,24 @@ pub(super) fn router(served: Arc<Served>) -> Router {
         .route("/health", get(health))
         .route("/health_generate", get(health_generate))
         .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
         .route("/model_info", get(model_info))
         .route("/get_model_info", get(model_info))
         .route("/server_info", get(server_info))
         .route("/get_server_info", get(server_info))
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(complete))
+        .route("/v1/completions", post(complete_text))
+        .route("/v1/embeddings", post(embed))
         .route("/generate", post(generate).put(generate))
         .route("/tokenize", post(tokenize))
         .route("/v1/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/v1/detokenize", post(detokenize))
         .route("/update_weights_from_disk", post(update))
+        .route("/update_weight_version", post(name_version))
+        .route("/load_lora_adapter", post(load_adapter))
+        .route("/unload_lora_adapter", post(unload_adapter))
         .route("/pause_generation", post(pause))
         .route("/continue_generation", post(resume))
         .route("/flush_cache", post(flush).get(flush))
@@ -105,7 +125,7 @@ pub(super) fn digest(key: &str) -> [u8; 32] {
 /// much of a wrong key was right.
 async fn guard(State(served): Shared, request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    let open = path.starts_with("/health") || path.starts_with("/ready");
+    let open = ["/health", "/ready", "/metrics"].iter().any(|open| path.starts_with(open));
     if let Some(key) = &served.key
         && !open
     {
@@ -146,6 +166,7 @@ async fn health_generate(State(served): Shared) -> StatusCode {
     let order = Order {
         rid: served.rid(None),
         prompt: Arc::from([0]),
+        adapter: None,
         plan: Plan {
             sampling: crate::model::SamplingParams { temperature: 0.0, ..Default::default() },
             max_new: 1,
@@ -157,6 +178,7 @@ async fn health_generate(State(served): Shared) -> StatusCode {
         stops: Stops::default(),
         keep_stop: false,
         skip_special: true,
+        think: None,
         tools: Tools::None,
     };
     let one = async {
@@ -170,6 +192,11 @@ async fn health_generate(State(served): Shared) -> StatusCode {
     }
 }
 
+async fn metrics(State(served): Shared) -> Response {
+    let text = served.compute.metrics.text(&served.compute.status(), &served.name);
+    ([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response()
+}
+
 async fn model_info(State(served): Shared) -> Json<Value> {
     let status = served.compute.status();
     let folder = status.folder.display().to_string();
@@ -181,8 +208,11 @@ async fn model_info(State(served): Shared) -> Json<Value> {
         "preferred_sampling_params": Defaults::of(&served.config),
         "weight_version": &*status.version,
         "load_format": "auto",
-        "reasoning_parser": null,
-        "tool_call_parser": "qwen25",
+        "reasoning_parser": chat::thinks(&served.chat.tokenizer).then_some("qwen3"),
+        "tool_call_parser": match Form::of(&served.chat.tokenizer) {
+            Form::Hermes => "qwen25",
+            Form::Llama => "llama3",
+        },
         "model_type": format!("{:?}", served.config.family).to_lowercase(),
         "max_model_len": served.config.max_position_embeddings,
     }))
@@ -208,19 +238,39 @@ async fn server_info(State(served): Shared) -> Json<Value> {
 
 async fn models(State(served): Shared) -> Json<Value> {
     let status = served.compute.status();
-    Json(json!({"object": "list", "data": [{
-        "id": served.name,
-        "object": "model",
-        "created": served.now(),
-        "owned_by": "oclaw",
-        "root": status.folder.display().to_string(),
-        "parent": null,
-        "max_model_len": served.config.max_position_embeddings,
-    }]}))
+    let entry = |id: &str, root: String, parent: Option<&str>| {
+        json!({
+            "id": id,
+            "object": "model",
+            "created": served.now(),
+            "owned_by": "oclaw",
+            "root": root,
+            "parent": parent,
+            "max_model_len": served.config.max_position_embeddings,
+        })
+    };
+    let base = entry(&served.name, status.folder.display().to_string(), None);
+    let adapters = status.adapters.list();
+    let adapters = adapters.map(|(name, folder)| entry(name, folder, Some(&served.name)));
+    let data: Vec<_> = std::iter::once(base).chain(adapters).collect();
+    Json(json!({"object": "list", "data": data}))
 }
 
 async fn complete(State(served): Shared, headers: HeaderMap, body: Bytes) -> Response {
     chat::complete(&served, &headers, &body).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn complete_text(State(served): Shared, headers: HeaderMap, body: Bytes) -> Response {
+    let answer = completion::complete(&served, &headers, &body).await;
+    answer.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// Refuses, as SGLang does for a model that generates.
+async fn embed(State(served): Shared) -> Failure {
+    Failure::bad(format!(
+        "`{}` generates text and makes no embeddings: ask a server of an embedding model",
+        served.name
+    ))
 }
 
 async fn generate(State(served): Shared, body: Bytes) -> Response {
@@ -237,6 +287,18 @@ async fn detokenize(State(served): Shared, body: Bytes) -> Result<Json<Value>, F
 
 async fn update(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
     control::update(&served, &body).await
+}
+
+async fn name_version(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+    control::name_version(&served, &body).await
+}
+
+async fn load_adapter(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+    control::load_adapter(&served, &body).await
+}
+
+async fn unload_adapter(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+    control::unload_adapter(&served, &body).await
 }
 
 async fn pause(State(served): Shared, body: Bytes) -> Result<Response, Failure> {

@@ -5,18 +5,20 @@
 //! one token, or everything again because the weights are new. So keys and
 //! values of old weights never meet new ones, and no stream breaks.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use crate::model::sampler::top_log_probs;
-use crate::model::{Cache, Config, Error, Model, Sampler};
+use crate::model::{Cache, Error, Model, Sampler};
 use crate::wire::sglang::PauseMode;
 
+use super::adapters::{AdapterId, Shelf};
 use super::compute::{Board, Command, End, Event, Job, Limits, ScoreJob, Scores, Token, Update};
 use super::failure::Failure;
+use super::shape::same_shape;
 
 /// Tokens that are fed in one step, unless one prompt alone has more.
 const FED_AT_ONCE: usize = 4096;
@@ -48,6 +50,7 @@ impl Sequence {
 /// Owns the model and every running sequence.
 pub(super) struct Scheduler {
     model: Model,
+    shelf: Shelf,
     version: Arc<str>,
     limits: Limits,
     board: Board,
@@ -61,6 +64,7 @@ impl Scheduler {
     pub(super) fn new(model: Model, limits: Limits, board: Board) -> Self {
         Self {
             model,
+            shelf: Shelf::default(),
             version: board.read().version,
             limits,
             board,
@@ -99,7 +103,13 @@ impl Scheduler {
         }
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        let (waiting, running, scores) = (&self.waiting, &self.running, &self.scores);
+        self.shelf.tidy(|id| {
+            let mut sequences = waiting.iter().chain(running);
+            sequences.any(|sequence| sequence.job.adapter == Some(id))
+                || scores.iter().any(|job| job.adapter == Some(id))
+        });
         self.board.change(|status| {
             status.running = self.running.len();
             status.waiting = self.waiting.len() + self.scores.len();
@@ -112,6 +122,22 @@ impl Scheduler {
             Command::Generate(jobs) => jobs.into_iter().for_each(|job| self.queue(job)),
             Command::Score(job) => self.scores.push_back(job),
             Command::Update(update) => self.update(update),
+            Command::Load(load) => {
+                let loaded = self.shelf.load(&load.name, load.folder, &self.model);
+                self.publish_adapters();
+                let _ = load.reply.send(loaded);
+            }
+            Command::Unload(unload) => {
+                let gone = self.shelf.unload(&unload.name);
+                self.publish_adapters();
+                let _ = unload.reply.send(gone);
+            }
+            Command::NameVersion(version, reply) => {
+                self.version = version.into();
+                self.shelf.name_version(&self.version);
+                self.board.change(|status| status.version = self.version.clone());
+                let _ = reply.send(());
+            }
             Command::Pause(mode, reply) => {
                 self.pause(mode);
                 let _ = reply.send(());
@@ -129,7 +155,17 @@ impl Scheduler {
         true
     }
 
+    /// Tells everybody before the caller hears of it.
+    fn publish_adapters(&self) {
+        self.board.change(|status| status.adapters = self.shelf.names.clone());
+    }
+
     fn queue(&mut self, job: Job) {
+        if self.shelf.model(job.adapter, &self.model).is_none() {
+            let failure = Failure::bad("the adapter was unloaded meanwhile");
+            let _ = job.events.send(Event::Failed(failure));
+            return;
+        }
         match Sampler::new(job.plan.sampling) {
             Ok(sampler) => {
                 let ids = job.prompt.to_vec();
@@ -180,12 +216,13 @@ impl Scheduler {
     fn update(&mut self, update: Update) {
         let Update { folder, version, abort, reply } = update;
         let loaded = self.load(&folder);
-        let outcome = loaded.map(|model| {
+        let loaded = loaded.and_then(|model| Ok((self.shelf.on(&model)?, model)));
+        let outcome = loaded.map(|(shelf, model)| {
             if abort {
                 self.abort(None);
             }
             let carried = self.running.len() + self.waiting.len();
-            self.model = model;
+            (self.model, self.shelf) = (model, shelf);
             self.retract();
             // A paused sequence may wait with a cache of the old weights.
             for sequence in &mut self.waiting {
@@ -216,18 +253,25 @@ impl Scheduler {
         let count = self.scores.len().min(SCORED_AT_ONCE);
         let jobs: Vec<_> =
             self.scores.drain(..count).filter(|job| !job.reply.is_closed()).collect();
-        if jobs.is_empty() {
-            return;
+        let mut by_adapter: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for job in jobs {
+            by_adapter.entry(job.adapter).or_default().push(job);
         }
+        by_adapter.into_iter().for_each(|(adapter, jobs)| self.score_with(adapter, jobs));
+    }
+
+    fn score_with(&self, adapter: Option<AdapterId>, jobs: Vec<ScoreJob>) {
+        let version = self.shelf.version(adapter, &self.version);
+        let model = self.shelf.model(adapter, &self.model);
         let requests: Vec<_> = jobs.iter().map(|job| job.request.clone()).collect();
-        let scored = catch_unwind(AssertUnwindSafe(|| self.model.score(&requests)));
+        let scored = catch_unwind(AssertUnwindSafe(|| model.map(|model| model.score(&requests))));
         match scored {
-            Ok(scored) => {
+            Ok(Some(scored)) => {
                 for (job, scored) in jobs.into_iter().zip(scored) {
-                    let _ = job.reply.send(Ok(Scores { scored, version: self.version.clone() }));
+                    let _ = job.reply.send(Ok(Scores { scored, version: version.clone() }));
                 }
             }
-            Err(_) => {
+            Ok(None) | Err(_) => {
                 for job in jobs {
                     let _ = job.reply.send(Err(Failure::internal("scoring failed")));
                 }
@@ -250,16 +294,22 @@ impl Scheduler {
         }
     }
 
-    /// Gives every running sequence its next token.
+    /// Gives every running sequence its next token: one pass for each adapter in use,
+    /// and one for the model alone.
     fn step(&mut self) {
-        if self.running.is_empty() {
-            return;
-        }
-        let model = &self.model;
+        let worn: BTreeSet<_> = self.running.iter().map(|sequence| sequence.job.adapter).collect();
+        worn.into_iter().for_each(|adapter| self.step_with(adapter));
+    }
+
+    fn step_with(&mut self, adapter: Option<AdapterId>) {
+        // Who uses an adapter keeps it there.
+        let Some(model) = self.shelf.model(adapter, &self.model) else { return };
         let running = &mut self.running;
+        let meant = |sequence: &Sequence| sequence.job.adapter == adapter;
         let computed = catch_unwind(AssertUnwindSafe(|| {
             let mut batch: Vec<(&[i64], &mut Cache)> = running
                 .iter_mut()
+                .filter(|sequence| meant(sequence))
                 .map(|Sequence { ids, cache, .. }| (&ids[cache.len()..], cache))
                 .collect();
             rows(&model.step(&mut batch))
@@ -267,41 +317,19 @@ impl Scheduler {
         let Ok(Ok(rows)) = computed else {
             let failure = Failure::internal("the forward pass failed");
             tracing::error!("the forward pass failed; its requests are ended");
-            for sequence in self.running.drain(..) {
+            for sequence in self.running.extract_if(.., |sequence| meant(sequence)) {
                 sequence.tell(Event::Failed(failure.clone()));
             }
             return;
         };
-        let version = self.version.clone();
+        let version = self.shelf.version(adapter, &self.version);
         let mut row = rows.iter();
-        self.running.retain_mut(|sequence| match row.next() {
-            Some(logits) => goes_on(sequence, logits, &version),
-            None => false,
+        self.running.retain_mut(|sequence| match meant(sequence).then(|| row.next()) {
+            Some(Some(logits)) => goes_on(sequence, logits, &version),
+            Some(None) => false,
+            None => true,
         });
     }
-}
-
-/// Refuses weights of another model: what waits was checked against this one.
-fn same_shape(folder: &Path, served: &Config, found: &Config) -> Result<(), String> {
-    let shape = |config: &Config| {
-        [
-            ("vocab_size", config.vocab_size),
-            ("hidden_size", config.hidden_size),
-            ("num_hidden_layers", config.num_hidden_layers),
-            ("max_position_embeddings", config.max_position_embeddings),
-        ]
-    };
-    let folder = folder.display();
-    if served.family != found.family {
-        let (found, served) = (found.family, served.family);
-        return Err(format!("`{folder}` is a {found:?} model, the served one is {served:?}"));
-    }
-    for ((name, served), (_, found)) in shape(served).into_iter().zip(shape(found)) {
-        if served != found {
-            return Err(format!("`{folder}` has `{name}` {found}, the served model {served}"));
-        }
-    }
-    Ok(())
 }
 
 /// Samples a sequence's next token from its logits; false ends the sequence.

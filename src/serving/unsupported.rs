@@ -14,94 +14,105 @@ use super::failure::Failure;
 pub(super) enum Place {
     /// The body of a chat.
     Chat,
+    /// The body of a completion.
+    Completion,
     /// The body of `/generate`.
     Generate,
     /// The `sampling_params` of `/generate`.
     Sampling,
 }
 
-use Place::{Chat, Generate, Sampling};
+use Place::{Chat, Completion, Generate, Sampling};
 
 /// A member that only some values may have.
-struct Member {
-    name: &'static str,
-    places: &'static [Place],
+pub(super) struct Member {
+    pub(super) name: &'static str,
+    pub(super) places: &'static [Place],
     neutral: fn(&Value) -> bool,
     /// What is lacking, and what to do.
-    reason: &'static str,
+    pub(super) reason: &'static str,
 }
 
 const GRAMMAR: &str =
     "answers are not held to a grammar here: leave it out, and ask for the form in the messages";
 const PENALTY: &str = "tokens are sampled without penalties here: leave it out";
 
-const MEMBERS: &[Member] = &[
+pub(super) const MEMBERS: &[Member] = &[
     Member {
         name: "logit_bias",
-        places: &[Chat, Sampling],
+        places: &[Chat, Completion, Sampling],
         neutral: is_empty,
         reason: "logits are not biased here: leave it out",
     },
     Member {
         name: "response_format",
-        places: &[Chat],
+        places: &[Chat, Completion],
         neutral: |value| value.get("type").is_some_and(|kind| kind == "text"),
         reason: GRAMMAR,
     },
-    Member { name: "json_schema", places: &[Chat, Sampling], neutral: is_empty, reason: GRAMMAR },
-    Member { name: "regex", places: &[Chat, Sampling], neutral: is_empty, reason: GRAMMAR },
-    Member { name: "ebnf", places: &[Chat, Sampling], neutral: is_empty, reason: GRAMMAR },
+    Member {
+        name: "json_schema",
+        places: &[Chat, Completion, Sampling],
+        neutral: is_empty,
+        reason: GRAMMAR,
+    },
+    Member {
+        name: "regex",
+        places: &[Chat, Completion, Sampling],
+        neutral: is_empty,
+        reason: GRAMMAR,
+    },
+    Member {
+        name: "ebnf",
+        places: &[Chat, Completion, Sampling],
+        neutral: is_empty,
+        reason: GRAMMAR,
+    },
     Member {
         name: "structural_tag",
-        places: &[Chat, Sampling],
+        places: &[Chat, Completion, Sampling],
         neutral: is_empty,
         reason: GRAMMAR,
     },
     Member {
         name: "stop_regex",
-        places: &[Chat, Sampling],
+        places: &[Chat, Completion, Sampling],
         neutral: is_empty,
         reason: "only strings and ids end an answer here: use `stop` or `stop_token_ids`",
     },
     Member {
-        name: "lora_path",
-        places: &[Chat, Generate],
-        neutral: is_empty,
-        reason: "there are no adapters here: merge it into the weights, and serve these",
-    },
-    Member {
         name: "custom_logit_processor",
-        places: &[Chat, Generate],
+        places: &[Chat, Completion, Generate],
         neutral: is_empty,
         reason: "logits are not processed here: leave it out",
     },
     Member {
         name: "frequency_penalty",
-        places: &[Chat, Sampling],
+        places: &[Chat, Completion, Sampling],
         neutral: |value| value.as_f64() == Some(0.0),
         reason: PENALTY,
     },
     Member {
         name: "presence_penalty",
-        places: &[Chat, Sampling],
+        places: &[Chat, Completion, Sampling],
         neutral: |value| value.as_f64() == Some(0.0),
         reason: PENALTY,
     },
     Member {
         name: "repetition_penalty",
-        places: &[Chat, Sampling],
+        places: &[Chat, Completion, Sampling],
         neutral: |value| value.as_f64() == Some(1.0),
         reason: PENALTY,
     },
     Member {
         name: "min_tokens",
-        places: &[Chat, Sampling],
+        places: &[Chat, Completion, Sampling],
         neutral: |value| value.as_f64() == Some(0.0),
         reason: "an answer ends where it ends: leave it out, or send `ignore_eos` with a `max_tokens`",
     },
     Member {
         name: "min_new_tokens",
-        places: &[Chat, Sampling],
+        places: &[Chat, Completion, Sampling],
         neutral: |value| value.as_f64() == Some(0.0),
         reason: "an answer ends where it ends: leave it out, or send `ignore_eos` with a limit",
     },
@@ -110,6 +121,24 @@ const MEMBERS: &[Member] = &[
         places: &[Chat],
         neutral: |value| *value == Value::Bool(false),
         reason: "every answer is a message of its own: send the whole prompt to `/generate` instead",
+    },
+    Member {
+        name: "echo",
+        places: &[Completion],
+        neutral: |value| *value == Value::Bool(false),
+        reason: "the answer alone is told: leave it out, and score a prompt by `/generate` with `logprob_start_len`",
+    },
+    Member {
+        name: "suffix",
+        places: &[Completion],
+        neutral: is_empty,
+        reason: "nothing is filled in before a text: leave it out",
+    },
+    Member {
+        name: "best_of",
+        places: &[Completion],
+        neutral: |value| value.as_f64() == Some(1.0),
+        reason: "every answer that is made is told: send `n`",
     },
     Member {
         name: "functions",

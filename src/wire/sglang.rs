@@ -12,6 +12,7 @@ pub struct ChatBody {
     /// Name of the model; any name is served.
     pub model: Option<String>,
     /// The conversation.
+    #[serde(default)]
     pub messages: Vec<Value>,
     /// Tools the model may call.
     pub tools: Option<Vec<Value>>,
@@ -65,11 +66,31 @@ pub struct ChatBody {
     pub input_ids: Option<Vec<i64>>,
     /// Variables of the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Whether what was thought is told apart from the answer; true.
+    pub separate_reasoning: Option<bool>,
+    /// Whether a stream tells it as it comes, not in one piece; true.
+    pub stream_reasoning: Option<bool>,
+    /// Name of the adapter that answers; one in `model` wins over it.
+    pub lora_path: Option<String>,
     /// The caller's handle for `/abort_request`.
     pub rid: Option<String>,
     /// Every other member.
     #[serde(flatten)]
     pub further: Map<String, Value>,
+}
+
+/// Body of `POST /v1/completions`: a chat's, with a prompt in place of messages.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct CompletionBody {
+    /// A text, a list of texts, a list of ids, or a list of such lists.
+    #[serde(default)]
+    pub prompt: Value,
+    /// Number of alternatives per token; 0 tells the tokens' own log-probs alone.
+    pub logprobs: Option<i64>,
+    /// What a chat's body has, too.
+    #[serde(flatten)]
+    pub chat: ChatBody,
 }
 
 /// The `stream_options` of a chat.
@@ -104,6 +125,8 @@ pub struct GenerateBody {
     pub return_prompt_token_ids: Option<bool>,
     /// Whether the answer comes as server-sent events.
     pub stream: Option<bool>,
+    /// Name of the adapter that answers, or a list with one for each prompt.
+    pub lora_path: Option<Value>,
     /// The caller's handle for `/abort_request`.
     pub rid: Option<Value>,
     /// Every other member.
@@ -189,6 +212,35 @@ pub struct UpdateBody {
 
 fn yes() -> bool {
     true
+}
+
+/// Body of `POST /update_weight_version`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct VersionBody {
+    /// Version that answers carry from then on.
+    pub new_version: String,
+    /// Whether running requests are ended; true.
+    #[serde(default = "yes")]
+    pub abort_all_requests: bool,
+}
+
+/// Body of `POST /load_lora_adapter`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct LoadAdapterBody {
+    /// What requests call it.
+    pub lora_name: String,
+    /// Folder that the server can read.
+    pub lora_path: String,
+}
+
+/// Body of `POST /unload_lora_adapter`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct UnloadAdapterBody {
+    /// What requests called it.
+    pub lora_name: String,
 }
 
 /// Body of `POST /pause_generation`.

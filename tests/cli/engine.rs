@@ -42,6 +42,30 @@ mod with_torch {
         assert_eq!(stderr, "oclaw engine: no model folder `gone`\n");
     }
 
+    #[test]
+    fn capabilities_are_printed_without_a_model() {
+        let print = |flags: &[&str]| {
+            let assert = oclaw().args(["engine", "--capabilities"]).args(flags).assert().success();
+            String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+        };
+        let all: serde_json::Value = serde_json::from_str(&print(&["--json"])).unwrap();
+        let find = |route: &str, field: &str| {
+            let all = all.as_array().unwrap().iter();
+            all.cloned().find(|one| one["route"] == route && one["field"] == field).unwrap()
+        };
+        let prompt = find("/v1/completions", "prompt");
+        assert_eq!((&prompt["standing"], &prompt["note"]), (&"honoured".into(), &"".into()));
+        let echo = find("/v1/completions", "echo");
+        assert_eq!(echo["standing"], "neutral_only");
+        assert!(echo["note"].as_str().unwrap().contains("`logprob_start_len`"), "{echo}");
+        let table = print(&[]);
+        assert_eq!(table.lines().next().unwrap().split_whitespace().next(), Some("route"));
+        let words = ["/v1/completions", "echo", "neutral", "value", "only"];
+        let has = |line: &str| line.split_whitespace().take(5).eq(words);
+        assert!(table.lines().any(has), "{table}");
+        oclaw().arg("engine").assert().code(2);
+    }
+
     /// A running engine; killed if the test fails.
     struct Engine {
         child: Child,

@@ -1,5 +1,7 @@
 //! `oclaw sync-weights`: its words and exit codes.
 
+#[cfg(feature = "torch")]
+mod adapters;
 mod publish;
 mod servers;
 #[cfg(feature = "torch")]

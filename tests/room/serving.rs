@@ -1,7 +1,12 @@
 //! The embedded engine through real sockets, on the tiny models.
 
+mod adapters;
+mod capabilities;
+mod completion;
 mod control;
 mod members;
+mod metrics;
+mod thoughts;
 
 use std::path::{Path, PathBuf};
 
@@ -418,7 +423,7 @@ async fn bad_requests_are_told_what_is_wrong() {
     let hello = json!([{"role": "user", "content": "hi"}]);
     let chat = "/v1/chat/completions";
     let table = [
-        (chat, json!({}), "missing field `messages`"),
+        (chat, json!({}), "`messages` is empty"),
         (chat, json!({"messages": []}), "`messages` is empty"),
         (chat, json!({"messages": [1]}), "`messages[0]` has no `role`"),
         (chat, json!({"messages": [{"role": 5, "content": "x"}]}), "`messages[0]` has no `role`"),
@@ -536,9 +541,13 @@ async fn a_key_guards_all_but_health() {
     options.key = Some(SecretString::from("right"));
     let running = start(options).await.unwrap();
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    for (path, open) in
-        [("/health", true), ("/ready", true), ("/model_info", false), ("/v1/models", false)]
-    {
+    for (path, open) in [
+        ("/health", true),
+        ("/ready", true),
+        ("/metrics", true),
+        ("/model_info", false),
+        ("/v1/models", false),
+    ] {
         for (given, good) in [
             (None, false),
             (Some("Bearer right"), true),

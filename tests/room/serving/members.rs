@@ -7,63 +7,79 @@ use super::{good, install_tls, post, tiny};
 /// A member, where it stands, values that change nothing, and values that would.
 struct Case {
     member: &'static str,
-    /// In a chat, at the top of `/generate`, among its `sampling_params`.
-    places: (bool, bool, bool),
+    /// Of chats, of completions, at the top of `/generate`, among its `sampling_params`.
+    places: [bool; 4],
     neutral: Value,
     refused: Value,
 }
 
-fn case(member: &'static str, places: (u8, u8, u8), neutral: Value, refused: Value) -> Case {
-    Case { member, places: (places.0 == 1, places.1 == 1, places.2 == 1), neutral, refused }
+fn case(member: &'static str, places: [u8; 4], neutral: Value, refused: Value) -> Case {
+    Case { member, places: places.map(|place| place == 1), neutral, refused }
 }
 
 fn table() -> Vec<Case> {
-    let grammar = |member| case(member, (1, 0, 1), json!([""]), json!(["[a-z]+"]));
-    let penalty = |member| case(member, (1, 0, 1), json!([0, 0.0]), json!([0.5, -1, "0"]));
+    let grammar = |member| case(member, [1, 1, 0, 1], json!([""]), json!(["[a-z]+"]));
+    let penalty = |member| case(member, [1, 1, 0, 1], json!([0, 0.0]), json!([0.5, -1, "0"]));
     vec![
-        case("logit_bias", (1, 0, 1), json!([{}]), json!([{"5": 1}])),
+        case("logit_bias", [1, 1, 0, 1], json!([{}]), json!([{"5": 1}])),
         case(
             "response_format",
-            (1, 0, 0),
+            [1, 1, 0, 0],
             json!([{"type": "text"}]),
             json!([{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, {}]),
         ),
         grammar("json_schema"),
         grammar("regex"),
         grammar("ebnf"),
-        case("structural_tag", (1, 0, 1), json!([{}]), json!([{"structures": []}])),
+        case("structural_tag", [1, 1, 0, 1], json!([{}]), json!([{"structures": []}])),
         grammar("stop_regex"),
-        case("lora_path", (1, 1, 0), json!([""]), json!(["adapter"])),
-        case("custom_logit_processor", (1, 1, 0), json!([""]), json!(["code"])),
+        case("custom_logit_processor", [1, 1, 1, 0], json!([""]), json!(["code"])),
         penalty("frequency_penalty"),
         penalty("presence_penalty"),
-        case("repetition_penalty", (1, 0, 1), json!([1, 1.0]), json!([0, 1.1])),
-        case("min_tokens", (1, 0, 1), json!([0]), json!([1])),
-        case("min_new_tokens", (1, 0, 1), json!([0]), json!([1])),
-        case("continue_final_message", (1, 0, 0), json!([false]), json!([true])),
-        case("functions", (1, 0, 0), json!([[]]), json!([[{"name": "f"}]])),
-        case("function_call", (1, 0, 0), json!(["none", "auto"]), json!([{"name": "f"}])),
-        case("audio", (1, 0, 0), json!([{}]), json!([{"voice": "a", "format": "mp3"}])),
-        case("modalities", (1, 0, 0), json!([["text"], []]), json!([["text", "audio"], "text"])),
-        case("input_embeds", (0, 1, 0), json!([[]]), json!([[[0.5]]])),
-        case("image_data", (0, 1, 0), json!([[]]), json!([["x"]])),
-        case("audio_data", (0, 1, 0), json!([[]]), json!(["x"])),
-        case("video_data", (0, 1, 0), json!([[]]), json!(["x"])),
-        case("session_params", (0, 1, 0), json!([{}]), json!([{"id": "s"}])),
+        case("repetition_penalty", [1, 1, 0, 1], json!([1, 1.0]), json!([0, 1.1])),
+        case("min_tokens", [1, 1, 0, 1], json!([0]), json!([1])),
+        case("min_new_tokens", [1, 1, 0, 1], json!([0]), json!([1])),
+        case("continue_final_message", [1, 0, 0, 0], json!([false]), json!([true])),
+        case("echo", [0, 1, 0, 0], json!([false]), json!([true, 1])),
+        case("suffix", [0, 1, 0, 0], json!([""]), json!([" end"])),
+        case("best_of", [0, 1, 0, 0], json!([1]), json!([2, 0])),
+        case("functions", [1, 0, 0, 0], json!([[]]), json!([[{"name": "f"}]])),
+        case("function_call", [1, 0, 0, 0], json!(["none", "auto"]), json!([{"name": "f"}])),
+        case("audio", [1, 0, 0, 0], json!([{}]), json!([{"voice": "a", "format": "mp3"}])),
+        case("modalities", [1, 0, 0, 0], json!([["text"], []]), json!([["text", "audio"], "text"])),
+        case("input_embeds", [0, 0, 1, 0], json!([[]]), json!([[[0.5]]])),
+        case("image_data", [0, 0, 1, 0], json!([[]]), json!([["x"]])),
+        case("audio_data", [0, 0, 1, 0], json!([[]]), json!(["x"])),
+        case("video_data", [0, 0, 1, 0], json!([[]]), json!(["x"])),
+        case("session_params", [0, 0, 1, 0], json!([{}]), json!([{"id": "s"}])),
     ]
 }
 
-fn requests(member: &str, places: (bool, bool, bool), value: &Value) -> Vec<(&'static str, Value)> {
+/// Returns what is refused: the routes, as `--capabilities` names them, and the members.
+pub(super) fn refused_members() -> Vec<(&'static str, &'static str)> {
+    let routes =
+        ["/v1/chat/completions", "/v1/completions", "/generate", "/generate sampling_params"];
+    let of_case = |case: Case| {
+        let there = routes.into_iter().zip(case.places).filter(|(_, there)| *there);
+        there.map(move |(route, _)| (route, case.member))
+    };
+    table().into_iter().flat_map(of_case).collect()
+}
+
+fn requests(member: &str, places: [bool; 4], value: &Value) -> Vec<(&'static str, Value)> {
     let mut chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
     let mut top = json!({"input_ids": [5], "sampling_params": {"max_new_tokens": 1}});
     let mut sampling = top.clone();
+    let mut text = json!({"prompt": [5], "max_tokens": 1});
     chat[member] = value.clone();
+    text[member] = value.clone();
     top[member] = value.clone();
     sampling["sampling_params"][member] = value.clone();
     let all = [
-        (places.0, "/v1/chat/completions", chat),
-        (places.1, "/generate", top),
-        (places.2, "/generate", sampling),
+        (places[0], "/v1/chat/completions", chat),
+        (places[1], "/v1/completions", text),
+        (places[2], "/generate", top),
+        (places[3], "/generate", sampling),
     ];
     all.into_iter().filter(|(here, ..)| *here).map(|(_, path, body)| (path, body)).collect()
 }
