@@ -6,6 +6,7 @@ mod answers;
 mod asking;
 mod away;
 mod cache;
+mod chat;
 mod check;
 mod common;
 mod devices;
@@ -100,6 +101,7 @@ enum Command {
     Explain(explain::Args),
     Report(run_report::Args),
     Engine(engine::Args),
+    Chat(chat::Args),
     Convert(convert::Args),
     Cache(cache::Args),
     Man(man::Args),
@@ -132,6 +134,7 @@ impl Command {
             Self::Explain(args) => explain::run(args, context),
             Self::Report(args) => run_report::run(args, context),
             Self::Engine(args) => engine::run(args, context),
+            Self::Chat(args) => chat::run(args, context),
             Self::Convert(args) => convert::run(args, context),
             Self::Cache(args) => cache::run(args, context),
             Self::Man(args) => man::run(args, context),

@@ -3,7 +3,7 @@
 //! One `Engine` is one server at one address. What dialect it speaks is probed
 //! once; every call has time limits of its own and a bounded number of tries.
 //! Whatever goes wrong becomes one [`Error`] kind; nothing becomes a number.
-//! Deliberately absent: prompts, caching of answers, streams.
+//! Deliberately absent: prompts, caching of answers.
 
 mod adapters;
 mod address;
@@ -13,6 +13,7 @@ mod pool;
 mod probe;
 mod retry;
 mod score;
+mod stream;
 mod transport;
 mod weights;
 mod workers;
@@ -34,6 +35,7 @@ pub use error::Error;
 pub use pool::{Account, News, Pool, Tell};
 pub use retry::Retries;
 pub use score::{ScoreRequest, Scores, VLLM_MOST_TOP};
+pub use stream::{ChatStream, Delta};
 pub use weights::{Carried, Pushed, Readiness};
 
 /// The HTTP dialect that a server speaks.

@@ -5,6 +5,7 @@ mod attach;
 mod budgets;
 mod cache;
 mod calibrate;
+mod chat;
 #[cfg(feature = "torch")]
 mod check;
 mod convert;

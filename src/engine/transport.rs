@@ -6,7 +6,7 @@ use bytes::Bytes;
 use reqwest::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER,
 };
-use reqwest::{Client, Method};
+use reqwest::{Client, Method, Response, StatusCode};
 use secrecy::ExposeSecret;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -121,58 +121,116 @@ impl Transport {
         }
     }
 
-    async fn once(&self, call: &Call) -> Result<Answer, Error> {
+    /// Makes a call once, and returns the answer before its body has come. The call's
+    /// time limits the wait for its beginning.
+    pub(super) async fn open(&self, call: &Call) -> Result<Response, Error> {
         let url = hide(&call.url);
-        let failed = |error: reqwest::Error| match error.is_timeout() && !error.is_connect() {
-            true => Error::Timeout { url: url.clone(), after: call.timeout },
-            false => Error::Unreachable { url: url.clone(), reason: causes(&error.without_url()) },
+        let begun = async {
+            let sent = self.request(call).send().await;
+            let response = sent.map_err(|error| failed(&url, call, error))?;
+            let head = Head::of(&response);
+            if head.status.is_success() && !head.web_page {
+                return Ok(response);
+            }
+            let body = read(response, LARGEST_ERROR).await;
+            let (body, _) = body.map_err(|error| failed(&url, call, error))?;
+            match head.status.is_success() {
+                true => Err(Error::WebPage { url: url.clone() }),
+                false => Err(head.refusal(url.clone(), &body)),
+            }
         };
-        let mut request = self.client.request(call.method.clone(), &call.url).timeout(call.timeout);
+        let late = Error::Timeout { url: url.clone(), after: call.timeout };
+        tokio::time::timeout(call.timeout, begun).await.unwrap_or(Err(late))
+    }
+
+    fn request(&self, call: &Call) -> reqwest::RequestBuilder {
+        let mut request = self.client.request(call.method.clone(), &call.url);
         if let Some(body) = &call.body {
             request = request.header(CONTENT_TYPE, "application/json").body(body.clone());
         }
         for (name, value) in &call.headers {
             request = request.header(*name, value);
         }
-        let mut response = request.send().await.map_err(failed)?;
-        let status = response.status();
-        let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
-        let web_page = header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/html"));
-        let asked =
-            header(RETRY_AFTER).and_then(|text| retry::retry_after(text, SystemTime::now()));
-        let most = match status.is_success() {
+        request
+    }
+
+    async fn once(&self, call: &Call) -> Result<Answer, Error> {
+        let url = hide(&call.url);
+        let sent = self.request(call).timeout(call.timeout).send().await;
+        let response = sent.map_err(|error| failed(&url, call, error))?;
+        let head = Head::of(&response);
+        let most = match head.status.is_success() {
             true if call.method == Method::GET => LARGEST_ACCOUNT,
             true => LARGEST_ANSWER,
             false => LARGEST_ERROR,
         };
-        let mut body = Vec::new();
-        while let Some(piece) = response.chunk().await.map_err(failed)? {
-            body.extend_from_slice(&piece);
-            if body.len() > most && !status.is_success() {
-                break;
-            }
-            if body.len() > most {
-                let reason = format!("it is longer than {most} bytes");
-                return Err(Error::Malformed { url, reason, tokens: None });
-            }
+        let body = read(response, most).await;
+        let (body, whole) = body.map_err(|error| failed(&url, call, error))?;
+        if !head.status.is_success() {
+            return Err(head.refusal(url, &body));
         }
-        match status.as_u16() {
-            200..300 if web_page => Err(Error::WebPage { url }),
-            200..300 => Ok(Answer { url, body: body.into() }),
-            status @ (401 | 403) => {
-                Err(Error::Unauthorized { url, status, body: told(&body).message })
-            }
-            status => {
-                let told = told(&body);
-                Err(Error::Status {
-                    url,
-                    status,
-                    body: told.message,
-                    code: told.code,
-                    retry_after: asked,
-                })
-            }
+        if !whole {
+            let reason = format!("it is longer than {most} bytes");
+            return Err(Error::Malformed { url, reason, tokens: None });
         }
+        match head.web_page {
+            true => Err(Error::WebPage { url }),
+            false => Ok(Answer { url, body: body.into() }),
+        }
+    }
+}
+
+/// What an answer begins with.
+struct Head {
+    status: StatusCode,
+    web_page: bool,
+    retry_after: Option<Duration>,
+}
+
+impl Head {
+    fn of(response: &Response) -> Self {
+        let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let asked = header(RETRY_AFTER);
+        Self {
+            status: response.status(),
+            web_page: header(CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/html")),
+            retry_after: asked.and_then(|text| retry::retry_after(text, SystemTime::now())),
+        }
+    }
+
+    /// Returns the error that an answer with no good status is.
+    fn refusal(self, url: String, body: &[u8]) -> Error {
+        let told = told(body);
+        match self.status.as_u16() {
+            status @ (401 | 403) => Error::Unauthorized { url, status, body: told.message },
+            status => Error::Status {
+                url,
+                status,
+                body: told.message,
+                code: told.code,
+                retry_after: self.retry_after,
+            },
+        }
+    }
+}
+
+/// Reads a body, but no further than `most` bytes; tells whether that was all.
+async fn read(mut response: Response, most: usize) -> Result<(Vec<u8>, bool), reqwest::Error> {
+    let mut body = Vec::new();
+    while let Some(piece) = response.chunk().await? {
+        body.extend_from_slice(&piece);
+        if body.len() > most {
+            return Ok((body, false));
+        }
+    }
+    Ok((body, true))
+}
+
+fn failed(url: &str, call: &Call, error: reqwest::Error) -> Error {
+    let url = url.to_owned();
+    match error.is_timeout() && !error.is_connect() {
+        true => Error::Timeout { url, after: call.timeout },
+        false => Error::Unreachable { url, reason: causes(&error.without_url()) },
     }
 }
 
