@@ -17,6 +17,10 @@ part() { # NAME COMMAND…
   printf '== %s: %d min %02d s\n' "$name" $((($(date +%s) - from) / 60)) $((($(date +%s) - from) % 60))
 }
 
+# Many processes share the cores here: a thread of libtorch that has nothing to do must
+# sleep, not spin.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
+
 # One process for all tests of a program: to load libtorch anew for each test takes
 # longer than most tests do.
 talk=target/tests.log

@@ -19,6 +19,11 @@ use crate::report::Failure;
 use crate::settings::Configured;
 use crate::units;
 
+/// How threads of libtorch wait that have nothing to do. Engine, teacher and trainer
+/// share the processors of a machine: they are to sleep, not to spin. Who sets it
+/// otherwise, for all or in the `env` of a section, is heard.
+const WAITING: &str = "OMP_WAIT_POLICY";
+
 /// What is to run.
 pub(super) struct Wanted {
     pub(super) run: Run,
@@ -57,7 +62,14 @@ impl Wanted {
             train_hours: args.train_hours.clone(),
         };
         let given = |section: &str, key: &str| given(&plan, section, key);
-        let children = children(&plan, &wishes, &given)?;
+        let mut children = children(&plan, &wishes, &given)?;
+        if plan.scheduler.kind == Kind::Local && std::env::var_os(WAITING).is_none() {
+            let ours =
+                children.iter_mut().filter(|child| child.argv.first() == Some(&wishes.program));
+            for child in ours {
+                child.process.env.entry(WAITING.to_owned()).or_insert_with(|| "PASSIVE".to_owned());
+            }
+        }
         let taking = plan.engines.values().any(|engine| !engine.process.gpus.is_empty())
             || plan.processes.values().any(|process| !process.gpus.is_empty());
         if taking && plan.scheduler.kind == Kind::Local {

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Error;
-use super::unfinished::SHARD_ASIDE;
 use super::parquet_file::ParquetFile;
+use super::unfinished::SHARD_ASIDE;
 
 /// A finished shard of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]

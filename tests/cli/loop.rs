@@ -68,7 +68,7 @@ impl Loop {
     pub(super) fn command(&self) -> assert_cmd::Command {
         let mut command = oclaw();
         command.args(["loop", "oclaw.toml"]).current_dir(self.folder.path());
-        command.envs(self.env.clone());
+        command.env_remove("OMP_WAIT_POLICY").envs(self.env.clone());
         command
     }
 
@@ -80,7 +80,7 @@ impl Loop {
     pub(super) fn status(&self) -> Value {
         let mut command = oclaw();
         command.args(["loop", "--status", "run"]).current_dir(self.folder.path());
-        command.envs(self.env.clone());
+        command.env_remove("OMP_WAIT_POLICY").envs(self.env.clone());
         let output = command.output().unwrap();
         serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))

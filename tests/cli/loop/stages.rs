@@ -54,6 +54,23 @@ fn chatted(chatter: &Chatter, turns: u64) {
     }
 }
 
+/// Processes that share the processors do not spin while they wait, unless told to.
+#[test]
+fn processes_wait_asleep_unless_somebody_says_otherwise() {
+    let upstream = engine();
+    let rest = format!("[judge]\nrules = \"\"\n{ONLY_JUDGE}");
+    for (given, wanted) in [(None, "PASSIVE"), (Some("ACTIVE"), "ACTIVE")] {
+        let mut looped = Loop::new(&config(&upstream.url(), &rest));
+        looped.env.extend(given.map(|word| ("OMP_WAIT_POLICY".to_owned(), word.to_owned())));
+        let running = looped.start();
+        let environment = fs::read(format!("/proc/{}/environ", looped.running("serve"))).unwrap();
+        let wanted = format!("OMP_WAIT_POLICY={wanted}");
+        let has = environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes());
+        assert!(has, "{}", String::from_utf8_lossy(&environment));
+        assert_eq!(running.stop().0, Some(0));
+    }
+}
+
 #[test]
 fn a_judge_that_never_answers_holds_up_nothing_but_itself() {
     let upstream = engine();
