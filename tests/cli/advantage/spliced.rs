@@ -158,5 +158,7 @@ assert spliced.num_rows == 3 and spliced.column("mood").to_pylist() == [7, 14, 7
 assert spliced.select(before.column_names).equals(before)
 assert spliced.drop_columns(["mood"]).equals(plain)
 "#;
-    pyarrow(code, &[&input, &spliced, &plain]);
+    if pyarrow(code, &[&input, &spliced, &plain]).is_none() {
+        println!("skipped: no pyarrow in target/python (`.ci/run` installs it)");
+    }
 }
