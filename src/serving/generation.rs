@@ -15,6 +15,9 @@ use super::failure::Failure;
 use super::metrics::Clock;
 use super::text::{Part, Stops, TextStream, Think, Tools};
 
+/// Which answer something came of, and what.
+pub(super) type News = (usize, Vec<Part>);
+
 /// What is to be generated.
 #[derive(Debug)]
 pub(super) struct Order {
@@ -78,7 +81,7 @@ impl Generation {
 
     /// Waits for the next token or end of any answer; returns which answer and
     /// the parts that came of it. Nothing once all have ended.
-    pub(super) async fn next(&mut self) -> Result<Option<(usize, Vec<Part>)>, Failure> {
+    pub(super) async fn next(&mut self) -> Result<Option<News>, Failure> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
@@ -86,14 +89,11 @@ impl Generation {
     pub(super) fn poll_next(
         &mut self,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Option<(usize, Vec<Part>)>, Failure>> {
+    ) -> Poll<Result<Option<News>, Failure>> {
         self.poll(context).map(|event| self.take(event))
     }
 
-    fn take(
-        &mut self,
-        event: Option<(usize, Option<Event>)>,
-    ) -> Result<Option<(usize, Vec<Part>)>, Failure> {
+    fn take(&mut self, event: Option<(usize, Option<Event>)>) -> Result<Option<News>, Failure> {
         match event {
             None => Ok(None),
             Some((index, Some(Event::Token(token)))) => {

@@ -50,8 +50,9 @@ mod with_torch {
         };
         let all: serde_json::Value = serde_json::from_str(&print(&["--json"])).unwrap();
         let find = |route: &str, field: &str| {
-            let all = all.as_array().unwrap().iter();
-            all.cloned().find(|one| one["route"] == route && one["field"] == field).unwrap()
+            let mut all = all.as_array().unwrap().iter();
+            let found = all.find(|one| one["route"] == route && one["field"] == field);
+            found.unwrap().clone()
         };
         let prompt = find("/v1/completions", "prompt");
         assert_eq!((&prompt["standing"], &prompt["note"]), (&"honoured".into(), &"".into()));
