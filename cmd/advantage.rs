@@ -204,7 +204,8 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             Ok(counting.settle(tally, |it| it.rows - it.of_kind(SampleKind::None)))
         };
         let followed = context.block_on(route.run(shard, || false))?;
-        let summary = summary.into_inner();
+        // What is about no row of a shard may be about one of another.
+        let summary = Summary { strangers: 0, ..summary.into_inner() };
         let table = table(&summary, &followed.tally, method.estimator);
         let exit = route.conclude(followed, table)?;
         warn(&summary, context);
@@ -247,6 +248,7 @@ fn note(
     let peers = Peers::read(&mut source, group_by, args.peers.value_column.as_deref())?;
     let told = Told::read(&args.told, &mut source)?;
     let bar = progress::bar(context, "advantage", source.total_rows());
+    let joined_before = summary.borrow().joined;
     let grouped = group_by.is_some() || method.estimator == Estimator::Gae;
     let look = |mut turn: Turn| {
         told.join(&mut turn);
@@ -279,6 +281,8 @@ fn note(
     };
     let done = stage::regroup(source, output, &plan, (look, survey), &mut watch);
     bar.finish_and_clear();
+    let mut summary = summary.borrow_mut();
+    summary.strangers += told.said().saturating_sub(summary.joined - joined_before);
     Ok(done?)
 }
 
@@ -320,6 +324,9 @@ fn table(summary: &Summary, tally: &Tally, estimator: Estimator) -> Table {
     row("  refused".to_owned(), summary.refused.to_string());
     if summary.joined > 0 {
         row("  with late feedback".to_owned(), summary.joined.to_string());
+    }
+    if summary.strangers > 0 {
+        row("feedback for no row here".to_owned(), summary.strangers.to_string());
     }
     for (reason, count) in &summary.reasons {
         row(format!("no signal: {}", visible(reason)), count.to_string());

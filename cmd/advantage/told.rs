@@ -92,6 +92,8 @@ pub(super) struct Told {
     outcomes: HashMap<String, f32>,
     /// By turn.
     late: HashMap<String, Late>,
+    /// Feedback of sessions or turns by number that are not there.
+    unplaced: u64,
 }
 
 /// What was said of a turn, at last.
@@ -130,11 +132,13 @@ impl Told {
             false => HashMap::new(),
         };
         for feedback in said {
-            if let Some(turn_id) = meant(&feedback, &sessions) {
-                let late = told.late.entry(turn_id).or_default();
-                late.reward = feedback.reward.or(late.reward);
-                late.text = feedback.text.or(late.text.take());
-            }
+            let Some(turn_id) = meant(&feedback, &sessions) else {
+                told.unplaced += 1;
+                continue;
+            };
+            let late = told.late.entry(turn_id).or_default();
+            late.reward = feedback.reward.or(late.reward);
+            late.text = feedback.text.or(late.text.take());
         }
         if weighs {
             let stated = args.outcome_column.is_none();
@@ -147,6 +151,11 @@ impl Told {
             }
         }
         Ok(told)
+    }
+
+    /// Returns of how many turns something was said, those counted that nobody knows.
+    pub(super) fn said(&self) -> u64 {
+        self.late.len() as u64 + self.unplaced
     }
 
     /// Adds to a turn what came late. Returns whether anything did.

@@ -86,6 +86,8 @@ pub struct Summary {
     pub refused: u64,
     /// Rows that late feedback was joined to.
     pub joined: u64,
+    /// Feedback that is about no row of the table.
+    pub strangers: u64,
     /// Rows kept by the at-least-one rule.
     pub promoted: u64,
     /// Rows that the estimator could use but that have no `advantages`, for
@@ -142,6 +144,7 @@ impl Summary {
         }
         self.passed_over += other.passed_over;
         self.joined += other.joined;
+        self.strangers += other.strangers;
         self.refused += other.refused;
         self.promoted += other.promoted;
         self.without_log_probs += other.without_log_probs;

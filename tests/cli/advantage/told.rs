@@ -84,6 +84,10 @@ fn weights_are_checked() {
     }
 }
 
+fn last_word(line: &str) -> String {
+    line.split_whitespace().last().unwrap_or_default().to_owned()
+}
+
 #[test]
 fn late_feedback_gets_into_its_row() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,6 +121,16 @@ fn late_feedback_gets_into_its_row() {
     let texts: Vec<_> = turns.iter().map(|turn| turn.feedback_text.as_deref()).collect();
     assert_eq!(texts, [Some("good"), None, None, None, Some("never mind")]);
     assert!(turns.iter().all(|turn| turn.reward_source == Some(RewardSource::Explicit)));
+    // What is about no row is counted, whether it names a turn or a session.
+    told(&at("feedback/3.jsonl"), &[json!({"session_id": "nobody", "reward": 1.0, "at": 50})]);
+    let mut command = oclaw();
+    command.args(["advantage", "--estimator=grpo", "--feedback", &feedback, "-o", "out"]);
+    command.arg(&input);
+    let output = command.current_dir(folder.path()).assert().success().get_output().clone();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let counted = |name: &str| said.lines().find(|line| line.contains(name)).map(last_word);
+    assert_eq!(counted("with late feedback").as_deref(), Some("4"), "{said}");
+    assert_eq!(counted("feedback for no row here").as_deref(), Some("2"), "{said}");
     // Through a pipe it is the same, and the outcome may come late as well.
     let stream = write(&at("in.ipc"), Format::Ipc, &JUDGED, &sessions());
     assert_eq!(noted(&["--feedback", &feedback], &stream), turns);
