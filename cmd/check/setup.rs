@@ -71,6 +71,11 @@ pub(super) fn read(path: &Path, findings: &mut Vec<Finding>) -> Option<Setup> {
             }
         }
     }
+    // The loop's own, which no process of it reads.
+    let own = [wishes.program.clone(), "loop".to_owned(), wishes.config.clone()];
+    if let Err(problem) = configured.parse(&own) {
+        wrong.push(Finding::fail("settings", "[loop]".to_owned(), problem));
+    }
     let (count, sections) = (plan.flags.len(), settings.len());
     match wrong.is_empty() {
         true => findings.push(Finding::ok(

@@ -87,15 +87,18 @@ pub(super) fn status(folder: &Path, context: &Context) -> anyhow::Result<Exit> {
         kept.children.iter_mut().for_each(leave);
     }
     let run = run.with_store(kept.store.clone());
-    let mut accountant = accountant(&run, &kept.without)?;
-    let (account, stages, published) = match context.block_on(accountant.look()) {
-        Ok(()) => {
+    let looked = accountant(&run, &kept.without).and_then(|mut accountant| {
+        context.block_on(accountant.look())?;
+        Ok(accountant)
+    });
+    let (account, stages, published) = match looked {
+        Ok(mut accountant) => {
             let (account, stages) = accountant.take()?;
             (account, stages, accountant.published())
         }
         // It is away, or whoever asks has no key to it.
         Err(error) => {
-            let told = crate::report::told(&error.into());
+            let told = crate::report::told(&error);
             context.say(format!("{told}: turns and policies as the loop saw them last"));
             (kept.account.clone(), kept.stages.clone(), kept.policy.published)
         }

@@ -37,15 +37,21 @@ impl Address {
 
     fn parse(scheme: &'static str, rest: &str) -> Result<Self, Error> {
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-        // What stands before an @ may be a password: it is not shown.
+        // What stands before an @ may be a password, and what follows a ? a signature:
+        // they are not shown.
+        let plain = rest.split(['?', '#']).next().unwrap_or_default();
         let shown = match bucket.rsplit_once('@') {
             Some((_, host)) => format!("{scheme}://…@{host}/{key}"),
+            None if plain.len() < rest.len() => format!("{scheme}://{plain}…"),
             None => format!("{scheme}://{rest}"),
         };
         let refuse =
             |problem: &str| Err(Error::Address { url: shown.clone(), problem: problem.to_owned() });
         if bucket.contains('@') {
             return refuse("keys are no part of an address: they come from the environment");
+        }
+        if plain.len() < rest.len() {
+            return refuse("it ends before `?` or `#`: signatures are no part of an address");
         }
         if bucket.is_empty() {
             return refuse("it names no bucket");

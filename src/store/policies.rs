@@ -95,16 +95,17 @@ impl Policies {
     }
 
     /// Copies a policy into a folder, under its name there, and returns the copy.
-    /// Every file is checked; a copy has its name only when it is whole. One that is
-    /// there already is taken.
+    /// Every file is checked; a copy has its name only when it is whole. One of the
+    /// same policy that is there already is taken.
     pub async fn fetch(&self, name: &str, into: &Path, state: bool) -> Result<PathBuf, Error> {
         let copy = into.join(name);
-        if copy.join(MANIFEST).is_file() {
-            return Ok(copy);
-        }
         let Some(manifest) = self.manifest(name).await? else {
             return Err(self.problem(name, "it has no manifest: it is not whole".to_owned()));
         };
+        let kept = fs::read(copy.join(MANIFEST)).ok().and_then(|bytes| Manifest::read(&bytes));
+        if kept.as_ref() == Some(&manifest) {
+            return Ok(copy);
+        }
         let failed = |path: &Path, source| Error::File { path: path.to_owned(), source };
         fs::create_dir_all(into).map_err(|source| failed(into, source))?;
         let aside = tempfile::Builder::new().prefix(".tmp-policy-").tempdir_in(into);

@@ -171,6 +171,14 @@ fn settings_that_are_none_fail() {
     refused(&well.replace("rules = \"\"", ""), &["`judge` has nobody to ask"]);
     refused("[judge]\nrules = \"\"\n", &["nobody answers the chats"]);
     refused(&format!("{well}[loop]\nwithout = \"serve\"\n"), &["no stage `serve`"]);
+    for (setting, word) in [
+        ("weight-sync-interval = 0", "--weight-sync-interval"),
+        ("grace = \"soon\"", "--grace"),
+        ("log-size = \"10\"", "at least 4KiB"),
+        ("give-up = 0", "--give-up"),
+    ] {
+        refused(&format!("{well}[loop]\n{setting}\n"), &["[loop]", word]);
+    }
     let run = format!("{well}[loop]\nrun = \"s3://chats/run\"\n");
     refused(&run, &["`run` is to be a folder of a file system", "(`s3://`)"]);
 }

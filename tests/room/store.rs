@@ -55,6 +55,12 @@ fn addresses_are_told_from_paths_and_hold_no_key() {
         told("s3://id:secret@bucket/a"),
         "`s3://…@bucket/a`: keys are no part of an address: they come from the environment"
     );
+    // Nor does a signed address show its signature.
+    let signed = Address::of(Path::new("s3://bucket/a?X-Amz-Signature=very-secret")).unwrap_err();
+    assert_eq!(
+        signed.to_string(),
+        "`s3://bucket/a…`: it ends before `?` or `#`: signatures are no part of an address"
+    );
     assert_eq!(told("s3:///a"), "`s3:///a`: it names no bucket");
     assert!(told("s3://bucket/a//b").starts_with("`s3://bucket/a//b`: "));
 }

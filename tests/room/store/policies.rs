@@ -66,12 +66,21 @@ async fn a_policy_is_copied_whole_or_not_at_all() {
     assert!(copy.join("oclaw/train.json").is_file() && !copy.join(STATE).exists());
     // Nobody serves the average; who trains on needs it.
     assert!(!copy.join(average).exists());
+    // A copy is taken if it is of the same policy, which its list of files tells.
     let asked = fake.asked().len();
     policies.fetch("step-000001", &into, false).await.unwrap();
-    assert_eq!(fake.asked().len(), asked);
+    let again = fake.asked().split_off(asked);
+    assert!(again.len() == 1 && again[0].contains(MANIFEST), "{again:?}");
     let whole = policies.fetch("step-000001", &folder.path().join("work"), true).await.unwrap();
     assert_eq!(fs::read_to_string(whole.join(STATE)).unwrap(), "moments");
     assert_eq!(fs::read_to_string(whole.join(average)).unwrap(), "average");
+
+    // Another run's policy of the same number takes its place.
+    let anew = FakeS3::start();
+    let others = Policies::new(s3(&anew, "s3://bucket/policy"));
+    others.publish(&policy(&folder.path().join("anew"), 1, "two")).await.unwrap();
+    let copy = others.fetch("step-000001", &into, false).await.unwrap();
+    assert_eq!(fs::read_to_string(copy.join("model.safetensors")).unwrap(), "two");
 
     // Half of a policy has no manifest; a foreign file is not the one of it.
     fake.put("policy/step-000002/model.safetensors", "half");
