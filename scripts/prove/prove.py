@@ -16,10 +16,10 @@ import page
 from served import Engine, Loop
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PERSONAS = ["brief", "emoji", "name", "because", "eager", "pirate"]
+PERSONAS = ["brief", "emoji", "name", "because", "steps", "eager"]
 RATES_ONLY = ["student", "ta", "teacher"]
 # The same for every persona: nothing is tuned for one.
-SETTINGS = {"lr": "5e-5", "epochs": 3, "batch-turns": 8, "max-wait": "8s", "distill-clip": 1.0}
+SETTINGS = {"lr": "1e-4", "epochs": 2, "batch-turns": 8, "max-wait": "8s", "distill-clip": 1.0, "subset": "teacher"}
 ROUND = 4
 RATES = 30
 # A random model has to be pushed harder, and nobody could teach it.

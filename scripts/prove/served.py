@@ -113,8 +113,5 @@ class Loop(Child):
 
     def steps(self):
         """The trainer's record of each step."""
-        records = sorted(pathlib.Path(self.folder, "run/policy").glob("step-*/oclaw/train.json"))
-        metrics = pathlib.Path(self.folder, "run/policy/metrics.jsonl")
-        if metrics.exists():
-            return [json.loads(line) for line in metrics.read_text().splitlines()]
-        return [json.loads(record.read_text()) for record in records]
+        metrics = pathlib.Path(self.folder, "run/metrics.jsonl")
+        return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
