@@ -25,7 +25,7 @@ use crate::report::{Exit, Failure};
 use crate::visible::visible;
 use looked::Looked;
 use peers::{PeerArgs, Peers};
-use told::{Told, ToldArgs};
+use told::{Heard, Told, ToldArgs};
 
 /// Turn rewards and hints into a training signal.
 ///
@@ -64,10 +64,13 @@ use told::{Told, ToldArgs};
 /// `--feedback FOLDER` (of a spool, `feedback`) joins what `/v1/feedback` took in after
 /// the turn's row was written: `reward_explicit` and `feedback_text` get the latest
 /// word, by turn id, by session and number, or for the latest turn of the session.
+/// What is about no row is counted at the end: under `--follow`, of no shard that was
+/// noted in this run.
 ///
 /// At least one: the first turn of a session that is judged 0, while no earlier
 /// turn of that session had any signal, is promoted. With a hint it teaches even
-/// under `grpo`; without one it is counted as `promoted_without_signal`.
+/// under `grpo`; without one it is counted as `promoted_without_signal`. Under
+/// `--shape` it is one that the judge has a say in and judged 0, and whose sum is 0.
 ///
 /// `--follow FOLDER -o OUT` notes each shard as it comes, as in `oclaw judge`.
 /// Groups, the lines of `gae`, outcomes and the sessions of at-least-one end at the
@@ -196,24 +199,26 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         return compare::run(&args, &args.compare, context);
     }
     let method = method(&args)?;
-    let summary = RefCell::new(Summary::default());
+    let (summary, heard) = (RefCell::new(Summary::default()), RefCell::new(Heard::default()));
     if let Some(route) = args.files.route(context)? {
         let shard = async |source, output: &Output| {
             let counting = Counting::start(&summary);
-            let tally = note(&args, context, source, (output, &summary))?;
+            let tally = note(&args, context, source, (output, &summary, &heard))?;
             Ok(counting.settle(tally, |it| it.rows - it.of_kind(SampleKind::None)))
         };
         let followed = context.block_on(route.run(shard, || false))?;
-        // What is about no row of a shard may be about one of another.
-        let summary = Summary { strangers: 0, ..summary.into_inner() };
+        // What is about no row of one shard may be about a row of another.
+        let strangers = heard.into_inner().strangers();
+        let summary = Summary { strangers, ..summary.into_inner() };
         let table = table(&summary, &followed.tally, method.estimator);
         let exit = route.conclude(followed, table)?;
         warn(&summary, context);
         return Ok(exit);
     }
     let source = args.files.open(context)?;
-    let tally = note(&args, context, source, (&args.files.output(), &summary))?;
-    let summary = summary.into_inner();
+    let tally = note(&args, context, source, (&args.files.output(), &summary, &heard))?;
+    let strangers = heard.into_inner().strangers();
+    let summary = Summary { strangers, ..summary.into_inner() };
     context.conclude(table(&summary, &tally, method.estimator));
     warn(&summary, context);
     Ok(if tally.failed > 0 { Exit::Partial } else { Exit::Done })
@@ -230,25 +235,22 @@ fn note(
     args: &Args,
     context: &Context,
     mut source: Source,
-    (output, summary): (&Output, &RefCell<Summary>),
+    (output, summary, heard): (&Output, &RefCell<Summary>, &RefCell<Heard>),
 ) -> anyhow::Result<Tally> {
     let method = method(args)?;
     let mut plan = args.files.plan(context, Writer::Advantage, &source)?;
     if let Some(line) = &mut plan.line {
         state_estimator(line, method.estimator);
     }
-    plan.reads = looked::READS;
+    (plan.reads, plan.looks) = (looked::READS, looked::LOOKS);
     plan.mends = args.told.mends();
-    if method.estimator.reads_teacher() {
-        plan.needs = &["hints", "teacher_log_probs"];
-    }
+    plan.needs = needs(method.estimator, &args.told);
     let needs_score =
         method.estimator.reads_rewards() && !args.told.spares_judge() && !is_judged(&source);
     let group_by = args.peers.group_by.as_deref();
     let peers = Peers::read(&mut source, group_by, args.peers.value_column.as_deref())?;
     let told = Told::read(&args.told, &mut source)?;
     let bar = progress::bar(context, "advantage", source.total_rows());
-    let joined_before = summary.borrow().joined;
     let grouped = group_by.is_some() || method.estimator == Estimator::Gae;
     let look = |mut turn: Turn| {
         told.join(&mut turn);
@@ -258,7 +260,7 @@ fn note(
         if needs_score && !looked.iter().any(|row| row.stated) {
             return Err(stage::Error::ColumnMissing { column: "score", stage: "judge" });
         }
-        let (outcomes, members) = looked::split(looked, &peers);
+        let looked::Rows { outcomes, members, prompts } = looked::split(looked, &peers);
         let promoted = match args.at_least_one {
             Switch::On => advantage::promoted(&outcomes),
             Switch::Off => HashSet::new(),
@@ -267,6 +269,7 @@ fn note(
         let (method, told) = (&method, &told);
         Ok(move |mut turn: Turn, counts: &mut Summary| {
             counts.joined += u64::from(told.join(&mut turn));
+            turn.prompt_ids = looked::stand_in(prompts.get(&turn.turn_id));
             let promoted = promoted.contains(&turn.turn_id);
             let (share, shaped) = (shares.get(&turn.turn_id).copied(), told.shaped(&turn));
             let standing = Standing { promoted, share, shaped };
@@ -281,15 +284,26 @@ fn note(
     };
     let done = stage::regroup(source, output, &plan, (look, survey), &mut watch);
     bar.finish_and_clear();
-    let mut summary = summary.borrow_mut();
-    summary.strangers += told.said().saturating_sub(summary.joined - joined_before);
-    Ok(done?)
+    let done = done?;
+    heard.borrow_mut().add(&told);
+    Ok(done)
+}
+
+/// Returns the columns that must be there. What somebody stated may spare the judge, but
+/// not where the judge's word is a part of the sum.
+fn needs(estimator: Estimator, told: &ToldArgs) -> &'static [&'static str] {
+    match (told.weighs_judge(), estimator.reads_teacher()) {
+        (true, true) => &["score", "hints", "teacher_log_probs"],
+        (true, false) => &["score"],
+        (false, true) => &["hints", "teacher_log_probs"],
+        (false, false) => &[],
+    }
 }
 
 fn method(args: &Args) -> Result<Method, Failure> {
     let mut method = args.method.method();
     args.peers.check(method.estimator, args.files.fill)?;
-    args.told.check()?;
+    args.told.check(args.files.fill)?;
     method.gamma = args.peers.gamma.unwrap_or(method.gamma);
     method.lambda = args.peers.lambda.unwrap_or(method.lambda);
     Ok(method)

@@ -8,7 +8,7 @@ use oclaw::engine::{Delta, Engine, EngineOptions, Error};
 use serde_json::{Map, Value, json};
 
 use crate::common::{Context, Printing};
-use crate::embedded::{self, Embedded};
+use crate::embedded::{self, DeviceName, Embedded};
 use crate::report::Exit;
 use crate::units;
 use crate::visible::visible_lines;
@@ -34,14 +34,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "URL")]
     engine: Option<String>,
     /// Name of the model there, if it has several; of an adapter, too
-    #[arg(long, value_name = "NAME", requires = "engine")]
+    #[arg(long, value_name = "NAME", conflicts_with = "model")]
     engine_model: Option<String>,
     /// File with the server's key
-    #[arg(long, value_name = "FILE", requires = "engine")]
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
     engine_key_file: Option<PathBuf>,
     /// Type of the products of `--model`: auto, f32 or bf16
-    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16"])]
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16"], conflicts_with = "engine")]
     dtype: String,
+    /// Where `--model` is computed: cpu, or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", conflicts_with = "engine")]
+    device: DeviceName,
     /// System message to begin with
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -79,7 +82,8 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
 
 async fn connect(args: &Args, context: &Context) -> anyhow::Result<(Engine, Option<Embedded>)> {
     if let Some(folder) = &args.model {
-        let inside = Embedded::start(context, folder, None, &args.dtype).await?;
+        let how = (args.dtype.as_str(), args.device);
+        let inside = Embedded::start_on(context, folder, None, how).await?;
         let engine = Engine::connect(EngineOptions::new(inside.url())).await?;
         return Ok((engine, Some(inside)));
     }

@@ -10,6 +10,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use finding::Finding;
+use oclaw::pipeline::Wishes;
 use setup::Setup;
 
 use crate::common::{Context, Printing as _};
@@ -50,13 +51,20 @@ pub(crate) struct Args {
 
 /// Checks.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
-    let named = args.file.clone().or_else(|| context.config.clone());
-    let path = named.unwrap_or_else(|| PathBuf::from(FILE));
-    let findings = look(&path, &args, context);
+    let path = place(args.file.clone(), context);
+    conclude(&look(&path, (&args, None), context), &args, context)
+}
+
+/// Finds the file.
+pub(crate) fn place(named: Option<PathBuf>, context: &Context) -> PathBuf {
+    named.or_else(|| context.config.clone()).unwrap_or_else(|| PathBuf::from(FILE))
+}
+
+fn conclude(findings: &[Finding], args: &Args, context: &Context) -> anyhow::Result<Exit> {
     let mut out = BufWriter::new(io::stdout().lock());
     match args.json {
-        true => finding::json(&mut out, &findings),
-        false => finding::table(&mut out, &findings),
+        true => finding::json(&mut out, findings),
+        false => finding::table(&mut out, findings),
     }
     .and_then(|()| out.flush())
     .printed()?;
@@ -65,21 +73,27 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             "offline: engines, devices, programs, ports, object store, disk and scheduler were not looked at",
         );
     }
-    finding::end(&findings)
+    finding::end(findings)
 }
 
-/// Checks for `oclaw loop --dry-run`.
+/// Checks for `oclaw loop --dry-run`, whose flags say what is wanted, and where it would
+/// listen.
 pub(crate) fn of_loop(
-    file: Option<PathBuf>,
-    devices: Option<u32>,
+    (path, devices): (&Path, Option<u32>),
+    told: (Wishes, Option<String>),
     context: &Context,
 ) -> anyhow::Result<Exit> {
-    run(Args { file, json: false, offline: false, devices }, context)
+    let args = Args { file: None, json: false, offline: false, devices };
+    conclude(&look(path, (&args, Some(told)), context), &args, context)
 }
 
-fn look(path: &Path, args: &Args, context: &Context) -> Vec<Finding> {
+fn look(
+    path: &Path,
+    (args, told): (&Args, Option<(Wishes, Option<String>)>),
+    context: &Context,
+) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let Some(setup) = setup::read(path, &mut findings) else { return findings };
+    let Some(setup) = setup::read(path, told, &mut findings) else { return findings };
     stages(&setup, &mut findings);
     machine::devices(&setup, (args.devices, !args.offline), &mut findings);
     let sizes = models::models(&setup, &mut findings);

@@ -29,6 +29,51 @@ pub(crate) fn key(command: &str, file: Option<&Path>) -> anyhow::Result<Option<S
     }
 }
 
+/// Where a model is computed, as people type it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceName {
+    /// The processor.
+    Cpu,
+    /// The CUDA device of this number.
+    Cuda(usize),
+}
+
+impl std::str::FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = match text {
+            "cpu" => return Ok(Self::Cpu),
+            "cuda" => Some(0),
+            _ => text.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
+        };
+        number.map(Self::Cuda).ok_or_else(|| "wanted cpu or cuda:N".to_owned())
+    }
+}
+
+#[cfg(feature = "torch")]
+impl From<DeviceName> for tch::Device {
+    fn from(name: DeviceName) -> Self {
+        match name {
+            DeviceName::Cpu => Self::Cpu,
+            DeviceName::Cuda(number) => Self::Cuda(number),
+        }
+    }
+}
+
+/// Starts an engine. What is wrong with the model is told as of the model, so that a
+/// device that is not there has its hint and its exit code.
+#[cfg(feature = "torch")]
+pub(crate) async fn start(
+    options: oclaw::serving::Options,
+) -> anyhow::Result<oclaw::serving::Running> {
+    use oclaw::serving::Error;
+    oclaw::serving::start(options).await.map_err(|error| match error {
+        Error::Model(error) => error.into(),
+        error => error.into(),
+    })
+}
+
 /// An engine inside this process, on a loopback port.
 #[cfg(feature = "torch")]
 #[derive(Debug)]
@@ -47,11 +92,22 @@ impl Embedded {
         listen: Option<SocketAddr>,
         dtype: &str,
     ) -> anyhow::Result<Self> {
+        Self::start_on(context, model, listen, (dtype, DeviceName::Cpu)).await
+    }
+
+    /// The same on a device.
+    pub(crate) async fn start_on(
+        context: &Context,
+        model: &Path,
+        listen: Option<SocketAddr>,
+        (dtype, device): (&str, DeviceName),
+    ) -> anyhow::Result<Self> {
         let mut options = oclaw::serving::Options::new(model);
         options.seed = context.seed;
         options.dtype = dtype.parse().ok();
+        options.device = device.into();
         options.listen = listen.unwrap_or(options.listen);
-        Ok(Self { running: oclaw::serving::start(options).await? })
+        Ok(Self { running: start(options).await? })
     }
 
     /// Returns the engine's address.
@@ -84,6 +140,16 @@ impl Embedded {
         Err(crate::common::needs_torch("`--model`"))
     }
 
+    /// Says the same.
+    pub(crate) async fn start_on(
+        context: &Context,
+        model: &Path,
+        listen: Option<SocketAddr>,
+        (dtype, _): (&str, DeviceName),
+    ) -> anyhow::Result<Self> {
+        Self::start(context, model, listen, dtype).await
+    }
+
     /// Returns the engine's address.
     pub(crate) fn url(&self) -> String {
         match self.never {}
@@ -92,5 +158,27 @@ impl Embedded {
     /// Lets running answers end, and stops.
     pub(crate) async fn shutdown(self) {
         match self.never {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DeviceName;
+
+    #[test]
+    fn a_device_is_the_processor_or_has_a_number() {
+        for (text, expected) in [
+            ("cpu", Some(DeviceName::Cpu)),
+            ("cuda", Some(DeviceName::Cuda(0))),
+            ("cuda:3", Some(DeviceName::Cuda(3))),
+            ("cuda:", None),
+            ("cuda:-1", None),
+            ("cuda:x", None),
+            ("gpu", None),
+            ("", None),
+        ] {
+            assert_eq!(text.parse::<DeviceName>().ok(), expected, "{text}");
+        }
+        assert_eq!("gpu".parse::<DeviceName>().unwrap_err(), "wanted cpu or cuda:N");
     }
 }

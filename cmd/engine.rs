@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::common::Context;
+use crate::embedded::DeviceName;
 use crate::report::Exit;
+use crate::units;
 
 /// Serve a model over HTTP, speaking SGLang's dialect.
 ///
@@ -27,6 +29,12 @@ use crate::report::Exit;
 /// `lora_path`, or by `model: "NAME"` or `"MODEL:NAME"`. Several may be in use at once,
 /// and an answer keeps its adapter to its end.
 ///
+/// Keys and values of all running answers take no more than `--kv-memory`: an answer
+/// that could never fit is refused with the numbers, one that does not fit now waits, and
+/// the newest of the running ones waits again if they outgrow it. Requests that come
+/// while `--max-running` and `--max-waiting` answers are asked for get a 503 with
+/// `Retry-After`.
+///
 /// What others on the network can reach needs a key, from `--key-file` or
 /// `OCLAW_ENGINE_KEY`. SIGTERM or SIGINT ends it after the running answers.
 #[derive(clap::Args, Debug)]
@@ -40,12 +48,21 @@ pub(crate) struct Args {
     /// Type of the products: auto, f32 or bf16
     #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16"])]
     dtype: String,
+    /// Where the weights live and all is computed: cpu, or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: DeviceName,
     /// File with the key that requests must carry
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
     /// Answers that are generated together
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_running: u32,
+    /// Answers that may wait for their turn, besides
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    max_waiting: u32,
+    /// Memory for keys and values of the running answers [default: 2GiB, or one whole context if that is more]
+    #[arg(long, value_name = "SIZE", value_parser = units::bytes)]
+    kv_memory: Option<usize>,
     /// Version of the weights at the start
     #[arg(long, value_name = "VERSION", default_value = "0")]
     weight_version: String,
@@ -60,7 +77,7 @@ pub(crate) struct Args {
 /// Serves until a signal.
 #[cfg(feature = "torch")]
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
-    use oclaw::serving::{self, Options};
+    use oclaw::serving::Options;
 
     let Some(model) = args.model.filter(|_| !args.capabilities) else {
         return print_capabilities(args.json);
@@ -69,13 +86,16 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         model,
         listen: args.listen,
         dtype: args.dtype.parse().ok(),
+        device: args.device.into(),
         key: crate::embedded::key(&context.command, args.key_file.as_deref())?,
         max_running: args.max_running as usize,
+        max_waiting: args.max_waiting as usize,
+        kv_memory: args.kv_memory,
         seed: context.seed,
         weight_version: args.weight_version,
     };
     context.block_on(async {
-        let running = serving::start(options).await?;
+        let running = crate::embedded::start(options).await?;
         // Until now there was nothing to drain: a signal ended the process.
         let mut stop = context.drain_on_signal();
         context.say(format!("serving `{}` at {}", running.name(), running.url()));

@@ -16,9 +16,10 @@ use crate::common::Context;
 use crate::files::Inputs;
 use crate::reduction::ReductionName;
 use crate::report::{Exit, Failure};
+use crate::train::stated_estimator;
 use crate::visible::visible;
 use page::Style;
-use story::{Batch, Story};
+use story::{Batch, Loss, Story};
 
 /// Tell the story of one turn
 ///
@@ -36,7 +37,8 @@ use story::{Batch, Story};
 /// The shares of all turns add up to the loss of the first step of `train`, but for
 /// what only it knows: its own log-probs, from which it computes A anew, the
 /// importance weights (both near to nothing where it agrees with the server), and
-/// the rows that it refuses, such as those of too old a policy.
+/// the rows that it refuses, such as those of too old a policy. Nor is there a share of
+/// what is no loss of advantages: all of `topk-kl`, and the second term of `hybrid`.
 ///
 /// On a terminal advantages are green above 0 and red below, stronger for larger
 /// ones; without colours (`NO_COLOR`, a pipe) `+` and `-` stand for it, up to three.
@@ -84,7 +86,8 @@ const NAMED: usize = 8;
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let mut source = args.inputs.open(context)?;
     let mut search = Search::new(&args.turn);
-    let mut batch = Batch::new(args.reduction);
+    let loss = Loss::of(stated_estimator(&source));
+    let mut batch = Batch::new(args.reduction, loss);
     while let Some(turns) = source.next_turns()? {
         for turn in turns {
             batch.add(&turn);

@@ -203,16 +203,20 @@ pub(crate) fn stage_line_of(context: &Context, inputs: Vec<String>) -> Option<St
     })
 }
 
-/// Returns a word of the command line as a file may carry it: a password in an
-/// address is no part of it.
+/// Returns a word of the command line as a file or a table may carry it: of an address
+/// neither a password nor what follows a `?`, which may be a signature.
 pub(crate) fn told(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else {
         return word.to_owned();
     };
-    let host = rest.find('/').unwrap_or(rest.len());
-    match rest[..host].rfind('@') {
-        Some(at) => format!("{scheme}://…{}", &rest[at..]),
-        None => word.to_owned(),
+    let host = rest.find(['/', '?']).unwrap_or(rest.len());
+    let rest = match rest[..host].rfind('@') {
+        Some(at) => format!("…{}", &rest[at..]),
+        None => rest.to_owned(),
+    };
+    match rest.split_once('?') {
+        Some((plain, _)) => format!("{scheme}://{plain}?…"),
+        None => format!("{scheme}://{rest}"),
     }
 }
 
@@ -315,9 +319,16 @@ mod tests {
 
     #[test]
     fn passwords_stay_out_of_files() {
-        assert_eq!(told("http://me:secret@host:1/v1@x"), "http://…@host:1/v1@x");
-        assert_eq!(told("--engine=http://host/a@b"), "--engine=http://host/a@b");
-        assert_eq!(told("a@b"), "a@b");
+        for (word, shown) in [
+            ("http://me:secret@host:1/v1@x", "http://…@host:1/v1@x"),
+            ("--engine=http://host/a@b", "--engine=http://host/a@b"),
+            ("https://a/b?X-Amz-Signature=secret", "https://a/b?…"),
+            ("https://me:secret@a/b?X-Amz-Signature=secret", "https://…@a/b?…"),
+            ("what?", "what?"),
+            ("a@b", "a@b"),
+        ] {
+            assert_eq!(told(word), shown);
+        }
     }
 
     #[test]

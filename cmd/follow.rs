@@ -26,7 +26,7 @@ pub(crate) use counting::Counting;
 pub(crate) use failures::{Failures, is_ours, is_taken};
 pub(crate) use incoming::Incoming;
 pub(crate) use outgoing::Outgoing;
-pub(crate) use waiting::{longer, signalled, sleep};
+pub(crate) use waiting::{longer, signalled, sleep, unless_signalled};
 
 /// From which folder into which, and when to stop.
 pub(crate) struct Route<'a> {
@@ -106,10 +106,8 @@ impl<'a> Route<'a> {
         let mut pause = self.args.poll;
         let mut said = false;
         loop {
-            let connected = tokio::select! {
-                biased;
-                () = signalled(&self.signal) => return Ok(None),
-                connected = connect() => connected,
+            let Some(connected) = unless_signalled(&self.signal, connect()).await else {
+                return Ok(None);
             };
             match connected {
                 Err(error) if report::is_away(&error) && !self.args.once => {
@@ -272,22 +270,17 @@ impl Run<'_> {
                     }
                     self.gone(&report::told(&error));
                 }
-                // It was taken away, or somebody has done it.
-                Err(error) if is_taken(&error) || !self.incoming.has(shard).await => {
-                    tracing::info!(shard = %shard.path.display(), "{}", report::told(&error));
-                    return Ok(None);
-                }
                 Err(error) => {
                     tries += 1;
-                    if tries >= args.shard_tries {
-                        return self.failed(shard, tries, error).await.map(|()| None);
+                    // A store that hangs holds up no end here either.
+                    let settled = tokio::select! {
+                        biased;
+                        () = signalled(signal) => return Ok(Some(End::Signal)),
+                        settled = self.settle(shard, (tries, error, pause)) => settled?,
+                    };
+                    if settled {
+                        return Ok(None);
                     }
-                    let name = shard.name.display();
-                    self.route.context.say(format!(
-                        "{name}: {}: trying again in {:.1} s",
-                        report::told(&error),
-                        pause.as_secs_f64()
-                    ));
                 }
             }
             if !sleep(signal, pause).await {
@@ -295,6 +288,27 @@ impl Run<'_> {
             }
             pause = longer(pause);
         }
+    }
+
+    /// Says what is to become of a shard that failed, which waits so long if it is tried
+    /// again. Returns whether it is not.
+    async fn settle(
+        &mut self,
+        shard: &Shard,
+        (tries, error, pause): (u32, anyhow::Error, Duration),
+    ) -> anyhow::Result<bool> {
+        // It was taken away, or somebody has done it.
+        if is_taken(&error) || !self.incoming.has(shard).await {
+            tracing::info!(shard = %shard.path.display(), "{}", report::told(&error));
+            return Ok(true);
+        }
+        if tries >= self.route.args.shard_tries {
+            return self.failed(shard, tries, error).await.map(|()| true);
+        }
+        let name = shard.name.display();
+        let (told, pause) = (report::told(&error), pause.as_secs_f64());
+        self.route.context.say(format!("{name}: {told}: trying again in {pause:.1} s"));
+        Ok(false)
     }
 
     fn gone(&mut self, reason: &str) {
@@ -332,7 +346,17 @@ impl Run<'_> {
             return Err(error);
         }
         let told = report::told(&error);
-        self.route.out.failures().list(&shard.name, &told, tries).await?;
+        let mut pause = self.route.args.poll;
+        loop {
+            match self.route.out.failures().list(&shard.name, &told, tries).await {
+                Err(error) if report::is_store_away(&error) && !self.route.args.once => {
+                    self.gone(&report::told(&error));
+                }
+                listed => break listed?,
+            }
+            tokio::time::sleep(pause).await;
+            pause = longer(pause);
+        }
         self.listed.insert(shard.name.clone(), shard.stamp.clone());
         self.followed.failed += 1;
         let name = shard.name.display();

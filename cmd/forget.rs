@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::asking;
 use crate::common::Context;
 use crate::report::{Exit, Failure};
+use crate::stores;
 use crate::visible::visible;
 
 /// Remove a session, a client's turns or one turn from all files of a run
@@ -41,6 +42,10 @@ use crate::visible::visible;
 /// `--turn` later requests of the session and the turn before it. Each place is named and stays as it is.
 /// Links are not followed: give what they point to to `--in` itself. Copies,
 /// backups and freed disk blocks are beyond this command.
+///
+/// A folder of an object store is refused (exit code 2), and one that a run has its
+/// shards in is not looked for: copy it to a folder, forget there, then put back the
+/// files that changed and delete those that are gone.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -84,6 +89,10 @@ impl Selected {
     }
 }
 
+/// What to do with what is in an object store.
+const IN_A_STORE: &str = "copy it to a folder, run this with `--in FOLDER`, then put back \
+    the files that changed and delete those that are gone, there and in `--object-cache`";
+
 /// What is removed, file by file, and what cannot be.
 #[derive(Default)]
 struct Account {
@@ -110,6 +119,9 @@ fn named(whose: &Whose) -> String {
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let Args { whose, runs, cache, clear_cache, dry_run } = args;
     let whose = whose.whose()?;
+    for path in runs.iter().chain(&cache) {
+        stores::refuse(path, "turns are forgotten in files of this machine", IN_A_STORE)?;
+    }
     let there = inventory(&runs)?;
     // Held to the end: no server may start on a spool that is half done.
     let _held = if dry_run { Vec::new() } else { hold(&there.spools)? };

@@ -1,7 +1,9 @@
 //! `oclaw loop`.
 
+mod claim;
 mod keys;
 mod listen;
+mod looks;
 mod show;
 mod wanted;
 mod watch;
@@ -51,7 +53,9 @@ use crate::units;
 ///
 /// A killed loop loses nothing: the same command goes on. Engines and `serve`
 /// outlive it and are taken up if their settings are the same; stages end with
-/// it, and with what they have published. One loop per run folder. What a process
+/// it, and with what they have published. One loop per run folder, and per folder of a
+/// store: `loop.claim` there says who has it, and is anybody's five minutes after a loop
+/// was killed elsewhere. What a process
 /// says is in RUN/logs/NAME.log, cut at `--log-size` (4 old ones are kept).
 ///
 /// The first SIGINT or SIGTERM drains: `serve` takes no more and ends its answers,
@@ -62,7 +66,9 @@ use crate::units;
 /// and to whom is no terminal as JSON: processes, queues (shards and rows that
 /// wait, age of the oldest, rows per minute, shards given up), policies (published,
 /// served, steps behind, health of the last step), and the account of turns:
-/// captured = trained + refused (by reason) + pending (by stage). `--listen` serves
+/// captured = trained + refused (by reason) + pending (by stage). A store is looked at
+/// beside all that, as long as it takes: what is shown is as it told of it last, with
+/// its age, and nothing (`null`) before it has. `--listen` serves
 /// the same at `/status`, for Prometheus at `/metrics`, and `/healthz`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -125,7 +131,10 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         return show::status(run, context);
     }
     if args.dry_run {
-        return crate::check::of_loop(args.file, args.devices, context);
+        let config = crate::check::place(args.file.clone(), context);
+        let wishes = wanted::wishes(&args, "oclaw".to_owned(), config.display().to_string());
+        let listen = args.listen.map(|address| address.to_string());
+        return crate::check::of_loop((&config, args.devices), (wishes, listen), context);
     }
     let wanted = wanted::Wanted::of(&args, context)?;
     // Children end with the thread that starts them: this one.

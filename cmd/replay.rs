@@ -104,16 +104,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "URL", required_unless_present_any = ["model", "stages"])]
     engine: Option<String>,
     /// Name of the model there, if it has several
-    #[arg(long, value_name = "NAME", requires = "engine")]
+    #[arg(long, value_name = "NAME", requires = "engine", conflicts_with = "model")]
     engine_model: Option<String>,
     /// File with the server's key
-    #[arg(long, value_name = "FILE", requires = "engine")]
+    #[arg(long, value_name = "FILE", requires = "engine", conflicts_with = "model")]
     engine_key_file: Option<PathBuf>,
     /// Folder of a model to ask, run in this process
     #[arg(long, value_name = "DIR", conflicts_with = "engine")]
     model: Option<PathBuf>,
     /// Type of that model's products: auto (the checkpoint's), f32 or bf16
-    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16"], requires = "model")]
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16"], conflicts_with = "engine")]
     dtype: String,
     /// Conversation before each question
     #[arg(long, value_enum, value_name = "HISTORY", default_value = "fixed")]

@@ -81,7 +81,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS", conflicts_with = "engine")]
     engine_listen: Option<SocketAddr>,
     /// Type of that engine's products: auto (the checkpoint's), f32 or bf16
-    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16"], requires = "model")]
+    #[arg(long, value_name = "TYPE", default_value = "auto", value_parser = ["auto", "f32", "bf16"], conflicts_with = "engine")]
     dtype: String,
     /// File with the engine's key, or that of all of them
     #[arg(long, value_name = "FILE")]

@@ -52,7 +52,8 @@ const LOOK: Duration = Duration::from_millis(500);
 ///
 /// An agent that learns needs time: with `--sessions-per-policy 8` a newer policy is
 /// waited for after every eight sessions. It is asked for by a request that is not
-/// recorded.
+/// recorded. `--until-adapted` looks after each such round, or without rounds after
+/// each `--at-once` sessions, whether three in a row have obeyed.
 ///
 /// With `--person-engine` a model gives the person words; whether a reply obeys is the
 /// rule's to say all the same.
@@ -89,9 +90,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "base_rates")]
     sessions_per_policy: Option<u32>,
     /// Longest wait for a newer policy
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = units::duration, requires = "sessions_per_policy")]
     policy_timeout: Duration,
-    /// End as soon as the agent has adapted
+    /// End after the round of sessions in which the agent has adapted
     #[arg(long, conflicts_with = "base_rates")]
     until_adapted: bool,
     /// Sampling temperature
@@ -111,8 +112,30 @@ pub(crate) struct Args {
     output: Option<PathBuf>,
 }
 
+impl Args {
+    /// Refuses rounds that nothing comes after: no newer policy would be met.
+    fn check(&self) -> anyhow::Result<()> {
+        let (sessions, round) = (self.sessions, self.sessions_per_policy.unwrap_or(0));
+        if round < sessions {
+            return Ok(());
+        }
+        let problem = format!(
+            "`--sessions-per-policy {round}` of {sessions} sessions: no newer policy would be met"
+        );
+        Err(Failure::usage(problem).hint("give fewer sessions per policy, or leave it out").into())
+    }
+
+    /// Returns after how many sessions there is something to look for: a newer policy, or
+    /// whether the agent has adapted.
+    fn round(&self) -> usize {
+        let unless_told = if self.until_adapted { self.at_once } else { self.sessions };
+        self.sessions_per_policy.unwrap_or(unless_told) as usize
+    }
+}
+
 /// Talks.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    args.check()?;
     let persona = Persona::load(&args.persona)?;
     let questions = Questions::load(&args.questions, context.seed)?;
     context.block_on(async {
@@ -149,15 +172,15 @@ async fn visits(
     let began = Instant::now();
     // Sessions of another run at the same agent are other sessions.
     let run = uuid::Uuid::now_v7();
-    let round = args.sessions_per_policy.unwrap_or(args.sessions) as usize;
     let all: Vec<usize> = (1..=args.sessions as usize).collect();
     let mut visits: Vec<Timed> = Vec::new();
     let mut policy = None;
-    for (number, sessions) in all.chunks(round).enumerate() {
-        if number > 0 {
-            policy = Some(newer_policy(args, person, policy).await?);
-        } else if args.sessions_per_policy.is_some() {
-            policy = Some(told_policy(person).await?);
+    for (number, sessions) in all.chunks(args.round()).enumerate() {
+        if args.sessions_per_policy.is_some() {
+            policy = Some(match number {
+                0 => told_policy(person).await?,
+                _ => newer_policy(args, person, policy).await?,
+            });
         }
         let held = stream::iter(sessions.iter().map(|session| async move {
             let id = format!("{}-{run}-{session:04}", person.persona.name);

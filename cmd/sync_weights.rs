@@ -33,7 +33,8 @@ use crate::visible::visible;
 /// `VLLM_SERVER_DEV_MODE=1`; a vLLM that tells no version of its weights is taken on
 /// its word, and the table says so. An address that is SGLang's router stands for its
 /// workers, which get the policy one by one: while one of them holds its requests
-/// they wait there, so it need not be taken out of the router.
+/// they wait there, so it need not be taken out of the router. With `--follow` its workers
+/// are asked for at each look.
 ///
 /// `--adapter` loads the policy's `adapter/` (see `oclaw train --lora-rank`) beside the
 /// model, as `oclaw-vVERSION`, and nothing is held; a folder of the `peft` library given
@@ -45,7 +46,8 @@ use crate::visible::visible;
 ///
 /// `--publish FOLDER` puts the policy into a plain folder first: `step-000007` there is
 /// whole as soon as it is seen (without the state that training goes on from), the
-/// servers get that one, and then `latest` there moves to it. No server need be named.
+/// servers get that one, and then `latest` there moves to it. No server need be named;
+/// `--force`, `--proxy` and the key files are then refused.
 ///
 /// A server that carries the version already is left alone. Two pushes of
 /// policies in one folder do not overlap: the second waits up to `--wait` for
@@ -138,6 +140,7 @@ pub(crate) struct Args {
 
 /// Pushes the policy.
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
+    args.refuse_idle()?;
     let given = match (&args.follow, &args.policy) {
         (Some(folder), None) => return context.block_on(follow::follow(&args, context, folder)),
         (None, Some(policy)) => policy,
@@ -146,7 +149,10 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     };
     if args.rollback {
         let what = "`--rollback` moves `latest` of a folder of this machine";
-        stores::refuse(given, what, "put the name of an older policy into its `latest`")?;
+        // A trainer publishes again what it has beyond `latest`.
+        let hint = "end its trainer, delete the later policies there and `policies` in that \
+                    one's `--object-cache`, then put the name of the one before into `latest`";
+        stores::refuse(given, what, hint)?;
     }
     let brought = context.block_on(shelf::bring(given, context))?;
     let given = &brought;
@@ -197,9 +203,34 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
+impl Args {
+    /// Refuses what is about servers where none is named: the policy goes into a folder.
+    fn refuse_idle(&self) -> Result<(), Failure> {
+        if !self.engine.is_empty() {
+            return Ok(());
+        }
+        let idle = [
+            ("force", self.force),
+            ("proxy", !self.proxy.is_empty()),
+            ("engine-key-file", self.engine_key_file.is_some()),
+            ("proxy-key-file", self.proxy_key_file.is_some()),
+        ];
+        match idle.into_iter().find(|(_, given)| *given) {
+            Some((name, _)) => {
+                let problem = format!("`--{name}` is about servers, and none is named");
+                let hint = format!("give `--engine URL`, or leave `--{name}` out");
+                Err(Failure::usage(problem).hint(hint))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// Whom a policy is handed to, and who is told.
 struct Servers {
     engines: Vec<Engine>,
+    /// Whether some of them are a router's workers, which come and go.
+    routed: bool,
     proxies: Vec<Engine>,
     publication: Option<Publication>,
 }
@@ -257,7 +288,7 @@ async fn connect(args: &Args, context: &Context) -> anyhow::Result<Servers> {
         options.retries.tries = args.tries;
         options
     };
-    let mut engines = Vec::new();
+    let (mut engines, mut routed) = (Vec::new(), false);
     for url in &args.engine {
         let engine = Engine::attach(options(url, engine_key.clone())).await?;
         let Some(workers) = engine.workers().await? else {
@@ -265,8 +296,10 @@ async fn connect(args: &Args, context: &Context) -> anyhow::Result<Servers> {
             continue;
         };
         if workers.is_empty() {
-            return Err(Failure::engine(format!("the router `{url}` has no workers")).into());
+            let problem = format!("the router `{}` has no workers", engine.url());
+            return Err(Failure::engine(problem).into());
         }
+        routed = true;
         for worker in workers {
             engines.push(Engine::attach(options(&worker, engine_key.clone())).await?);
         }
@@ -279,14 +312,14 @@ async fn connect(args: &Args, context: &Context) -> anyhow::Result<Servers> {
         proxies.push(Engine::attach(options).await?);
     }
     let publication = args.publish.as_deref().map(Publication::new);
-    Ok(Servers { engines, proxies, publication })
+    Ok(Servers { engines, routed, proxies, publication })
 }
 
 /// Publishes and pushes a policy. The caller holds the lock.
 async fn push(
     force: bool,
     policy: &Policy,
-    Servers { engines, proxies, publication }: &Servers,
+    Servers { engines, proxies, publication, .. }: &Servers,
     watch: &dyn Fn(Tried),
 ) -> anyhow::Result<usize> {
     let options = sync::Options { force };

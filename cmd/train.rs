@@ -8,6 +8,10 @@ mod compute;
 #[cfg(feature = "torch")]
 mod follow;
 #[cfg(feature = "torch")]
+mod given;
+#[cfg(feature = "torch")]
+mod idle;
+#[cfg(feature = "torch")]
 mod metrics_file;
 #[cfg(feature = "torch")]
 mod shelf;
@@ -24,6 +28,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use compute::ComputeArgs;
+use oclaw::table::Source;
 
 use crate::advantage::MethodArgs;
 use crate::common::Context;
@@ -98,7 +103,8 @@ use terms::{LossArgs, ScheduleArgs};
 /// top-k ids of the first usable hint and one bin for all other ids: sum of p (log p -
 /// log t), with the log of the bin log(1 - exp(min(s, -1e-7))), s = logsumexp of the k
 /// log-probs. Both are at the teacher's temperature. Turns without a hint are not
-/// trained, nothing is clipped, and there are no advantages to tell of.
+/// trained, nothing is clipped, and there are no advantages to tell of. Flags of what is
+/// not there are refused; elsewhere a flag that does nothing is told of.
 ///
 /// The reward part of an advantage is read from `rl_advantages`: `rloo`,
 /// `reinforce++`, `reinforce++-baseline` and `gae` train tables that `oclaw
@@ -112,7 +118,8 @@ use terms::{LossArgs, ScheduleArgs};
 /// above 1e6 in size, temperatures below 1e-4 (0 is greedy), numbers that are none,
 /// masks other than 0 and 1, and a mask of 1 where an answer failed, was aborted,
 /// has no ids of its server or is marked untrainable. A loss or gradient that is
-/// not finite skips its update (exit code 3); three in a row end the run.
+/// not finite skips its update (exit code 3); three in a row end the run. The turns of a
+/// part (`--mini-batches`) that had no other update are not in the ledger.
 ///
 /// No broken policy is published. After a step the weights must be finite, and on
 /// the first sequences of the batch (whole ones, up to 2048 tokens, at least one)
@@ -131,6 +138,13 @@ use terms::{LossArgs, ScheduleArgs};
 /// gradients and the optimiser's state stay f32, so that no small step is lost, and
 /// `--dtype` rounds what is written. It is quick where the processor or device has
 /// bf16 products, and no quicker than f32 elsewhere.
+///
+/// A policy in bf16 is rounded from those f32 weights, which stay in the optimiser's
+/// state: training goes on from them, never from what was rounded. `--save-rounding
+/// stochastic` (Gupta et al. 2015) draws by `--seed`, step and name of the tensor, so that
+/// a run that goes on writes the same bits. `nearest` leaves most weights as they were if
+/// steps are small, and the server does not see them. `weights_changed` counts what is
+/// written, and with it what chance alone moves.
 ///
 /// `--ema D` keeps a moving average beside the policy, a slow teacher: average = D
 /// average + (1 - D) weights after every update, from the start model on. It is a whole
@@ -156,6 +170,9 @@ use terms::{LossArgs, ScheduleArgs};
 /// `refused/REASON`, a file for each run; what is not known is left out.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
+    #[cfg(feature = "torch")]
+    #[command(flatten)]
+    given: given::Given,
     #[command(flatten)]
     inputs: Inputs,
     #[command(flatten)]
@@ -205,6 +222,9 @@ pub(crate) struct Args {
     /// Type of the weights written [default: f32 below a billion weights, else the base's]
     #[arg(long, value_enum, value_name = "TYPE")]
     dtype: Option<DtypeName>,
+    /// How weights become bf16, where that is what is written [default: stochastic; nearest with --lora-rank]
+    #[arg(long, value_enum, value_name = "HOW")]
+    save_rounding: Option<RoundingName>,
     /// Tokens that go through the model at once; more need more memory
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..))]
     tokens_per_pass: u64,
@@ -302,6 +322,14 @@ enum DtypeName {
     Bf16,
 }
 
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum RoundingName {
+    /// To the nearer of the two neighbours
+    Nearest,
+    /// Up or down by chance, the nearer the likelier, so that small steps are not lost
+    Stochastic,
+}
+
 fn number(text: &str, wanted: &str, fits: fn(f64) -> bool) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if fits(value) => Ok(value),
@@ -335,10 +363,25 @@ fn alias(text: &str) -> Result<(String, u64), String> {
     parsed.ok_or_else(|| "wanted NAME=STEP, as in `default=0`".to_owned())
 }
 
+/// Returns the estimator that a table was made with, if it tells: by the command line of
+/// its last `advantage`, in which the last one counts.
+pub(crate) fn stated_estimator(source: &Source) -> Option<&str> {
+    let made = source.provenance().lines.iter().rev().find(|line| line.command == "advantage")?;
+    let mut found = None;
+    for (place, word) in made.argv.iter().enumerate() {
+        match word.strip_prefix("--estimator") {
+            Some("") => found = made.argv.get(place + 1).map(String::as_str),
+            Some(rest) => found = rest.strip_prefix('=').or(found),
+            None => {}
+        }
+    }
+    found
+}
+
 /// Trains.
 #[cfg(feature = "torch")]
 pub(crate) fn run(mut args: Args, context: &Context) -> anyhow::Result<Exit> {
-    let mut shelf = shelf::Shelf::open(&args, context)?;
+    let Some(mut shelf) = shelf::Shelf::open(&args, context)? else { return Ok(Exit::Done) };
     args.out = shelf.folder().to_owned();
     let exit = steps::run(&args, &mut shelf, context)?;
     shelf.close(context)?;

@@ -29,6 +29,7 @@ pub use signals::{
 };
 pub use summary::{Spread, Summary};
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// How the signals of a row become advantages. `r` is the reward part: the
@@ -181,13 +182,17 @@ pub struct Evidence<'a> {
 
 impl Evidence<'_> {
     /// Returns the reward part, if there is anything in it.
-    fn rewarded(&self) -> Option<Vec<f32>> {
+    fn rewarded(&self) -> Option<Cow<'_, [f32]>> {
         let rewarded = self.reward.is_some_and(|reward| reward != 0.0);
         match self.reward_part {
             Some(part) => {
-                (rewarded || part.iter().any(|value| *value != 0.0)).then(|| part.to_vec())
+                let any = rewarded || part.iter().any(|value| *value != 0.0);
+                any.then_some(Cow::Borrowed(part))
             }
-            None => self.reward.filter(|_| rewarded).map(|reward| grpo(reward, self.old.len())),
+            None => {
+                let reward = self.reward.filter(|_| rewarded)?;
+                Some(Cow::Owned(grpo(reward, self.old.len())))
+            }
         }
     }
 }
@@ -207,7 +212,7 @@ pub fn advantages(method: &Method, evidence: &Evidence<'_>) -> Option<Vec<f32>> 
         | Estimator::ReinforcePlusPlus
         | Estimator::ReinforcePlusPlusBaseline
         | Estimator::Gae => match evidence.rewarded() {
-            Some(part) => Some(part),
+            Some(part) => Some(part.into_owned()),
             // Without this a promoted turn would be promoted to nothing.
             None if promoted => distilled(),
             None => None,
@@ -245,13 +250,11 @@ fn opd_at(teacher: f32, old: f32, clip: Option<f32>) -> f32 {
 
 /// Adds the weighted terms: `w_opd d_t + w_rl r`.
 pub fn combine(method: &Method, distilled: &[f32], reward_part: Option<&[f32]>) -> Vec<f32> {
-    let distilled = weighted(method.distill_weight, distilled);
+    let (distill, reward) = (method.distill_weight, method.reward_weight);
+    let sum = |(distilled, part): (&f32, &f32)| distill * distilled + reward * part;
     match reward_part {
-        Some(part) => {
-            let part = weighted(method.reward_weight, part);
-            distilled.iter().zip(part).map(|(distilled, part)| distilled + part).collect()
-        }
-        None => distilled,
+        Some(part) => distilled.iter().zip(part).map(sum).collect(),
+        None => weighted(distill, distilled),
     }
 }
 

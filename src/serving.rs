@@ -8,6 +8,7 @@
 //! what happened. Absent: several models, prefix reuse.
 
 mod adapters;
+mod admission;
 mod answer;
 mod capabilities;
 mod chat;
@@ -28,23 +29,30 @@ mod text;
 mod unsupported;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use secrecy::{ExposeSecret, SecretString};
+use tch::Device;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::model::{self, Dtype, LoadOptions, Model};
+use crate::model::{self, Cache, Config, Dtype, LoadOptions, Model};
 use crate::template::{self, Chat};
 
 pub use capabilities::{Capability, Standing, capabilities};
 
+use admission::Gate;
 use compute::{Command, Compute, Limits};
 use routes::Served;
+
+/// Answers that may wait, if nothing is said.
+const MAX_WAITING: usize = 1024;
+/// Bytes of keys and values, if nothing is said and the context is no longer.
+const KV_MEMORY: usize = 2 << 30;
 
 /// What to serve, and where.
 #[derive(Debug, Clone)]
@@ -55,10 +63,18 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Type of the products; the checkpoint's own if not given.
     pub dtype: Option<Dtype>,
+    /// Where the weights live, and all is computed.
+    pub device: Device,
     /// The key that requests must carry.
     pub key: Option<SecretString>,
     /// Answers that are generated together.
     pub max_running: usize,
+    /// Answers that may wait for their turn; requests that come then are told to come
+    /// again later.
+    pub max_waiting: usize,
+    /// Bytes of keys and values of all running answers; 2 GiB if not given, or what one
+    /// answer over the whole context takes, if that is more.
+    pub kv_memory: Option<usize>,
     /// Start of the seeds of requests that name none.
     pub seed: u64,
     /// Version of the weights at the start.
@@ -72,8 +88,11 @@ impl Options {
             model: model.into(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             dtype: None,
+            device: Device::Cpu,
             key: None,
             max_running: 16,
+            max_waiting: MAX_WAITING,
+            kv_memory: None,
             seed: 0,
             weight_version: "0".to_owned(),
         }
@@ -132,7 +151,7 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// Binds, loads and serves. Must be called in a tokio runtime.
 pub async fn start(options: Options) -> Result<Running, Error> {
-    let Options { model: folder, listen, dtype, key, max_running, seed, weight_version } = options;
+    let Options { model: folder, listen, dtype, device, key, seed, .. } = options;
     if !listen.ip().is_loopback() && key.is_none() {
         return Err(Error::OpenToAll { listen });
     }
@@ -143,28 +162,28 @@ pub async fn start(options: Options) -> Result<Running, Error> {
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let chat = Chat::load(&folder)?;
-    let load = LoadOptions { dtype, ..LoadOptions::default() };
+    let load = LoadOptions { dtype, device, ..LoadOptions::default() };
     let model = Model::load(&folder, &load)?;
     let config = model.config.clone();
-    if let Some(penalty) = config.generation.repetition_penalty.filter(|penalty| *penalty != 1.0) {
-        tracing::warn!(
-            penalty,
-            folder = %folder.display(),
-            "the model's `generation_config.json` wants a repetition penalty, which is not applied"
-        );
-    }
+    warn_of_penalty(&config, &folder);
     let dtype = model.dtype().config_name();
-    let limits = Limits { max_running: max_running.max(1), load };
+    let (max_running, max_waiting) = (options.max_running.max(1), options.max_waiting);
+    let whole = Cache::bytes_of(&config, config.max_position_embeddings as usize);
+    let kv_memory = options.kv_memory.unwrap_or_else(|| whole.max(KV_MEMORY));
+    let limits = Limits { max_running, kv_memory, load };
     let name = routes::name_of(&folder);
     let (compute, thread) =
-        Compute::start(model, folder, weight_version, limits).map_err(Error::Thread)?;
+        Compute::start(model, folder, options.weight_version, limits).map_err(Error::Thread)?;
     let served = Arc::new(Served {
         chat,
         config,
         name,
         compute,
         key: key.map(|key| routes::digest(key.expose_secret())),
+        gate: Gate::new(max_running, max_waiting),
         max_running,
+        max_waiting,
+        kv_memory,
         dtype,
         seeds: AtomicU64::new(seed),
     });
@@ -181,6 +200,18 @@ pub async fn start(options: Options) -> Result<Running, Error> {
         }
     });
     Ok(Running { address, served, stop, server, thread })
+}
+
+fn warn_of_penalty(config: &Config, folder: &Path) {
+    let Some(penalty) = config.generation.repetition_penalty.filter(|penalty| *penalty != 1.0)
+    else {
+        return;
+    };
+    tracing::warn!(
+        penalty,
+        folder = %folder.display(),
+        "the model's `generation_config.json` wants a repetition penalty, which is not applied"
+    );
 }
 
 impl Running {

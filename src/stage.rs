@@ -55,6 +55,9 @@ pub struct Plan {
     /// Columns that the note looks at, beside those that it writes: no others need be
     /// read where the rest can be copied. Nothing means all.
     pub reads: &'static [&'static str],
+    /// Columns that the first pass of [`regroup`] looks at as well. They may be heavy, and
+    /// the turns that it notes in the second pass need not have them.
+    pub looks: &'static [&'static str],
     /// Columns of an earlier stage that the note of [`regroup`] may mend.
     pub mends: &'static [&'static str],
     /// What the file shall say about this run.
@@ -72,6 +75,7 @@ impl Plan {
             at_once: 1,
             needs: &[],
             reads: &[],
+            looks: &[],
             mends: &[],
             line: None,
             usage: None,

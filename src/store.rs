@@ -9,6 +9,7 @@
 
 mod address;
 mod cache;
+mod claim;
 mod client;
 mod error;
 mod feed;
@@ -21,6 +22,7 @@ use std::path::PathBuf;
 
 pub use address::Address;
 pub use cache::{Cache, Fetched};
+pub use claim::{Claim, Holder, RENEW, Renewed, STALE, Take};
 pub use client::{Object, Store};
 pub use feed::Feed;
 pub use footer::{Counted, count};
@@ -89,10 +91,11 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
-    /// A policy is not as its manifest says, or another one has its number.
+    /// A policy is not as its manifest says, or another one has its number; or an
+    /// object is not what its name says.
     #[error("`{url}`: {problem}")]
     Policy {
-        /// The policy.
+        /// The policy or object.
         url: String,
         /// What is wrong.
         problem: String,

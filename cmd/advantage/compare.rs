@@ -21,6 +21,9 @@ pub(super) fn run(args: &Args, names: &[EstimatorName], context: &Context) -> an
     let methods = methods(args, names)?;
     refuse_what_does_nothing(args)?;
     let mut source = args.files.inputs.open(context)?;
+    if args.told.weighs_judge() && !is_judged(&source) {
+        return Err(stage::Error::ColumnMissing { column: "score", stage: "judge" }.into());
+    }
     check_columns(&source, &methods)?;
     let group_by = args.peers.group_by.as_deref();
     let peers = Peers::read(&mut source, group_by, args.peers.value_column.as_deref())?;
@@ -58,7 +61,7 @@ fn methods(args: &Args, names: &[EstimatorName]) -> Result<Vec<Method>, Failure>
             .hint("for example `--compare grpo,opd,combine`"));
     }
     args.peers.check_some(&estimators)?;
-    args.told.check()?;
+    args.told.check(false)?;
     let method = |name: &EstimatorName| {
         let mut method = args.method.method_of(*name);
         method.gamma = args.peers.gamma.unwrap_or(method.gamma);

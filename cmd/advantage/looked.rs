@@ -1,11 +1,14 @@
 //! What the first pass over a table keeps of each row.
 
+use std::collections::HashMap;
+
 use oclaw::advantage::{self, Member, Outcome, Shaped};
 use oclaw::trajectory::Turn;
 
 use super::peers::Peers;
 
-/// The columns that the signals of a row, its group and its session are read from.
+/// The columns that the signals of a row, its group and its session are read from, beside
+/// [`LOOKS`].
 pub(super) const READS: &[&str] = &[
     "session_id",
     "turn",
@@ -15,7 +18,6 @@ pub(super) const READS: &[&str] = &[
     "choice",
     "created_at",
     "status",
-    "prompt_ids",
     "response_ids",
     "rollout_log_probs",
     "token_source",
@@ -31,12 +33,57 @@ pub(super) const READS: &[&str] = &[
     "teacher_error",
 ];
 
+/// What is looked at once: prompts are the heaviest column of all.
+pub(super) const LOOKS: &[&str] = &["prompt_ids"];
+
+/// What is wrong with a prompt, of which a note asks no more.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum OddPrompt {
+    /// It is not known.
+    Unknown,
+    /// It has no ids.
+    Empty,
+    /// It has an id below 0 at this place.
+    Negative(usize, i32),
+}
+
+impl OddPrompt {
+    /// Looks at a prompt. A sound one gives nothing.
+    fn of(prompt: Option<&[i32]>) -> Option<Self> {
+        let Some(ids) = prompt else { return Some(Self::Unknown) };
+        if ids.is_empty() {
+            return Some(Self::Empty);
+        }
+        // All at once, and which one it is only if there is one.
+        if ids.iter().fold(0, |all, id| all | id) >= 0 {
+            return None;
+        }
+        let place = ids.iter().position(|id| *id < 0)?;
+        Some(Self::Negative(place, ids[place]))
+    }
+}
+
+/// Returns a prompt that a note takes for the one that was looked at.
+pub(super) fn stand_in(odd: Option<&OddPrompt>) -> Option<Vec<i32>> {
+    match odd {
+        None => Some(vec![0]),
+        Some(OddPrompt::Unknown) => None,
+        Some(OddPrompt::Empty) => Some(Vec::new()),
+        Some(OddPrompt::Negative(place, id)) => {
+            let mut ids = vec![0; *place];
+            ids.push(*id);
+            Some(ids)
+        }
+    }
+}
+
 /// What is kept of each row until all are known.
 pub(super) struct Looked {
     /// Whether somebody stated a reward.
     pub(super) stated: bool,
     outcome: Outcome,
     member: Option<Member>,
+    prompt: Option<OddPrompt>,
 }
 
 impl Looked {
@@ -46,17 +93,28 @@ impl Looked {
             stated: turn.reward_explicit.is_some(),
             outcome: advantage::outcome(turn, shaped),
             member: grouped.then(|| advantage::member(turn, shaped, None, 0.0)),
+            prompt: OddPrompt::of(turn.prompt_ids.as_deref()),
         }
     }
 }
 
-/// Returns the outcomes of all rows, and the members of groups with their places.
-pub(super) fn split(looked: Vec<Looked>, peers: &Peers) -> (Vec<Outcome>, Vec<Member>) {
+/// The rows, by what is to be known of all of them.
+pub(super) struct Rows {
+    pub(super) outcomes: Vec<Outcome>,
+    /// The members of groups, with their places.
+    pub(super) members: Vec<Member>,
+    /// By turn.
+    pub(super) prompts: HashMap<String, OddPrompt>,
+}
+
+pub(super) fn split(looked: Vec<Looked>, peers: &Peers) -> Rows {
     let (mut outcomes, mut members) = (Vec::new(), Vec::new());
+    let mut prompts = HashMap::new();
     for (row, looked) in looked.into_iter().enumerate() {
+        prompts.extend(looked.prompt.map(|odd| (looked.outcome.turn_id.clone(), odd)));
         outcomes.push(looked.outcome);
         let placed = |member| Member { group: peers.group(row), value: peers.value(row), ..member };
         members.extend(looked.member.map(placed));
     }
-    (outcomes, members)
+    Rows { outcomes, members, prompts }
 }

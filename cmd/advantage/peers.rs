@@ -102,6 +102,8 @@ impl Peers {
             name => name,
         });
         source.hold()?;
+        let columns: Vec<&str> = group_by.into_iter().chain(value_column).collect();
+        source.only(&columns);
         let mut numbers = HashMap::new();
         while let Some(batch) = source.next_batch()? {
             if let Some(name) = group_by {

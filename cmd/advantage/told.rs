@@ -1,8 +1,9 @@
 //! What is told of turns beside their rows: feedback that came late, and what sessions
 //! came to in the end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::{CastOptions, cast_with_options};
@@ -36,8 +37,12 @@ pub(super) struct ToldArgs {
 }
 
 impl ToldArgs {
-    /// Errors if a flag is of no use.
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    /// Errors if a flag is of no use, or would not reach every row.
+    pub(super) fn check(&self, fill: bool) -> Result<(), Failure> {
+        if fill && !self.feedback.is_empty() {
+            let problem = "`--fill` would leave late feedback out of rows noted before";
+            return Err(Failure::usage(problem).hint("compute all of them again: `--replace`"));
+        }
         match (&self.outcome_column, self.shape) {
             (Some(_), None | Some(Weights { outcome: 0.0, .. })) => {
                 let problem = "`--outcome-column` is of no use: the outcome has no weight";
@@ -50,6 +55,11 @@ impl ToldArgs {
     /// Returns whether rewards can be made without the judge.
     pub(super) fn spares_judge(&self) -> bool {
         self.shape.is_some_and(|weights| weights.judged == 0.0)
+    }
+
+    /// Returns whether the judge's word is a part of rewards.
+    pub(super) fn weighs_judge(&self) -> bool {
+        self.shape.is_some_and(|weights| weights.judged != 0.0)
     }
 
     /// Returns the columns of other stages that change.
@@ -92,8 +102,8 @@ pub(super) struct Told {
     outcomes: HashMap<String, f32>,
     /// By turn.
     late: HashMap<String, Late>,
-    /// Feedback of sessions or turns by number that are not there.
-    unplaced: u64,
+    /// Whom each feedback is about, and the turn that this is, if it is known.
+    said: Vec<(About, Option<String>)>,
 }
 
 /// What was said of a turn, at last.
@@ -101,17 +111,45 @@ pub(super) struct Told {
 struct Late {
     reward: Option<f32>,
     text: Option<String>,
+    /// Whether a row of the table is that turn.
+    met: AtomicBool,
 }
 
-/// A row, as far as it has to be known.
-struct Row {
-    turn: Turn,
-    outcome: Option<f32>,
+/// Whom feedback is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum About {
+    /// A turn by its id.
+    Turn(String),
+    /// A turn of a session by its number, or the latest at this time.
+    Session(Option<String>, Option<u32>, i64),
 }
 
-impl Row {
-    fn place(&self) -> (u32, i64, &str) {
-        (self.turn.turn, self.turn.created_at.0, &self.turn.turn_id)
+impl About {
+    fn of(feedback: &Feedback) -> Self {
+        match &feedback.turn_id {
+            Some(turn_id) => Self::Turn(turn_id.clone()),
+            None => Self::Session(feedback.session_id.clone(), feedback.turn, feedback.at),
+        }
+    }
+}
+
+/// Whom feedback was about, and whether a row of any table so far was that turn.
+#[derive(Debug, Default)]
+pub(super) struct Heard(HashMap<About, bool>);
+
+impl Heard {
+    /// Takes in what was told of one more table, which has been noted.
+    pub(super) fn add(&mut self, told: &Told) {
+        for (about, turn_id) in &told.said {
+            let late = turn_id.as_ref().and_then(|turn_id| told.late.get(turn_id));
+            let met = late.is_some_and(|late| late.met.load(Ordering::Relaxed));
+            *self.0.entry(about.clone()).or_default() |= met;
+        }
+    }
+
+    /// Returns how much of it was about no row.
+    pub(super) fn strangers(&self) -> u64 {
+        self.0.values().filter(|met| !**met).count() as u64
     }
 }
 
@@ -127,40 +165,34 @@ impl Told {
         }
         said.sort_by_key(|feedback| feedback.at);
         let weighs = args.shape.is_some_and(|weights| weights.outcome != 0.0);
-        let sessions = match weighs || said.iter().any(|feedback| feedback.turn_id.is_none()) {
-            true => sessions(source, args.outcome_column.as_deref())?,
-            false => HashMap::new(),
+        let unnamed = said.iter().filter(|feedback| feedback.turn_id.is_none());
+        let asked: HashSet<String> =
+            unnamed.filter_map(|feedback| feedback.session_id.clone()).collect();
+        let sessions = match weighs || !asked.is_empty() {
+            true => Sessions::read(source, &asked, weighs, args.outcome_column.as_deref())?,
+            false => Sessions::default(),
         };
         for feedback in said {
-            let Some(turn_id) = meant(&feedback, &sessions) else {
-                told.unplaced += 1;
-                continue;
-            };
+            let meant = sessions.meant(&feedback);
+            told.said.push((About::of(&feedback), meant.clone()));
+            let Some(turn_id) = meant else { continue };
             let late = told.late.entry(turn_id).or_default();
             late.reward = feedback.reward.or(late.reward);
             late.text = feedback.text.or(late.text.take());
         }
-        if weighs {
-            let stated = args.outcome_column.is_none();
-            for (session, rows) in sessions {
-                let ends = rows.iter().filter(|row| row.turn.session_end);
-                let Some(end) = ends.max_by_key(|row| row.place()) else { continue };
-                let late = told.late.get(&end.turn.turn_id).filter(|_| stated);
-                let outcome = late.and_then(|late| late.reward).or(end.outcome);
-                told.outcomes.extend(outcome.map(|outcome| (session, outcome)));
-            }
+        let stated = args.outcome_column.is_none();
+        for (session, end) in sessions.ends {
+            let late = told.late.get(&end.turn_id).filter(|_| stated);
+            let outcome = late.and_then(|late| late.reward).or(end.outcome);
+            told.outcomes.extend(outcome.map(|outcome| (session, outcome)));
         }
         Ok(told)
-    }
-
-    /// Returns of how many turns something was said, those counted that nobody knows.
-    pub(super) fn said(&self) -> u64 {
-        self.late.len() as u64 + self.unplaced
     }
 
     /// Adds to a turn what came late. Returns whether anything did.
     pub(super) fn join(&self, turn: &mut Turn) -> bool {
         let Some(late) = self.late.get(&turn.turn_id) else { return false };
+        late.met.store(true, Ordering::Relaxed);
         turn.reward_explicit = late.reward.or(turn.reward_explicit);
         turn.feedback_text = late.text.clone().or(turn.feedback_text.take());
         true
@@ -173,46 +205,79 @@ impl Told {
     }
 }
 
-/// Finds the turn that feedback is about: the one it names, or of its session the one
-/// of its number, or the latest that was there.
-fn meant(feedback: &Feedback, sessions: &HashMap<String, Vec<Row>>) -> Option<String> {
-    if let Some(turn_id) = &feedback.turn_id {
-        return Some(turn_id.clone());
-    }
-    let rows = sessions.get(feedback.session_id.as_deref()?)?.iter();
-    let meant = rows.filter(|row| match feedback.turn {
-        Some(turn) => row.turn.turn == turn,
-        None => row.turn.created_at.0 <= feedback.at,
-    });
-    meant.max_by_key(|row| row.place()).map(|row| row.turn.turn_id.clone())
+/// Where the rows of a table stand in their sessions, as far as it has to be known:
+/// of most rows nothing is kept.
+#[derive(Debug, Default)]
+struct Sessions {
+    /// The rows of the sessions that were asked about.
+    rows: HashMap<String, Vec<Row>>,
+    /// The row that ends each session, where outcomes count.
+    ends: HashMap<String, Row>,
 }
 
-/// Reads where each row stands, by session.
-fn sessions(
-    source: &mut Source,
-    outcome: Option<&str>,
-) -> anyhow::Result<HashMap<String, Vec<Row>>> {
-    source.hold()?;
-    let mut sessions = HashMap::<String, Vec<Row>>::new();
-    while let Some(batch) = source.next_batch()? {
-        let outcomes = outcome.map(|name| numbers(&batch, name)).transpose()?;
-        let wanted = |(place, field): (usize, &arrow::datatypes::FieldRef)| {
-            PLACES.contains(&field.name().as_str()).then_some(place)
-        };
-        let places: Vec<usize> =
-            batch.schema().fields().iter().enumerate().filter_map(wanted).collect();
-        for (row, turn) in turn::read_part(&batch.project(&places)?)?.into_iter().enumerate() {
-            let outcome = match &outcomes {
-                Some(outcomes) => outcomes
-                    .is_valid(row)
-                    .then(|| outcomes.as_primitive::<Float32Type>().value(row)),
-                None => turn.reward_explicit,
-            };
-            sessions.entry(turn.session_id.clone()).or_default().push(Row { turn, outcome });
-        }
+#[derive(Debug, Clone)]
+struct Row {
+    turn: u32,
+    created_at: i64,
+    turn_id: String,
+    outcome: Option<f32>,
+}
+
+impl Row {
+    fn place(&self) -> (u32, i64, &str) {
+        (self.turn, self.created_at, &self.turn_id)
     }
-    source.rewind()?;
-    Ok(sessions)
+}
+
+impl Sessions {
+    fn read(
+        source: &mut Source,
+        asked: &HashSet<String>,
+        weighs: bool,
+        outcome: Option<&str>,
+    ) -> anyhow::Result<Self> {
+        let mut sessions = Self::default();
+        source.hold()?;
+        let columns: Vec<&str> = PLACES.iter().copied().chain(outcome).collect();
+        source.only(&columns);
+        while let Some(batch) = source.next_batch()? {
+            let outcomes = outcome.map(|name| numbers(&batch, name)).transpose()?;
+            for (place, turn) in turn::read_part(&batch)?.into_iter().enumerate() {
+                let outcome = match &outcomes {
+                    Some(outcomes) => outcomes
+                        .is_valid(place)
+                        .then(|| outcomes.as_primitive::<Float32Type>().value(place)),
+                    None => turn.reward_explicit,
+                };
+                let (session, ends) = (turn.session_id, turn.session_end && weighs);
+                let (turn, created_at, turn_id) = (turn.turn, turn.created_at.0, turn.turn_id);
+                let row = Row { turn, created_at, turn_id, outcome };
+                if asked.contains(&session) {
+                    sessions.rows.entry(session.clone()).or_default().push(row.clone());
+                }
+                let before = sessions.ends.get(&session);
+                if ends && before.is_none_or(|before| before.place() <= row.place()) {
+                    sessions.ends.insert(session, row);
+                }
+            }
+        }
+        source.rewind()?;
+        Ok(sessions)
+    }
+
+    /// Finds the turn that feedback is about: the one it names, or of its session the one
+    /// of its number, or the latest that was there.
+    fn meant(&self, feedback: &Feedback) -> Option<String> {
+        if let Some(turn_id) = &feedback.turn_id {
+            return Some(turn_id.clone());
+        }
+        let rows = self.rows.get(feedback.session_id.as_deref()?)?.iter();
+        let meant = rows.filter(|row| match feedback.turn {
+            Some(turn) => row.turn == turn,
+            None => row.created_at <= feedback.at,
+        });
+        meant.max_by_key(|row| row.place()).map(|row| row.turn_id.clone())
+    }
 }
 
 fn numbers(batch: &RecordBatch, name: &str) -> anyhow::Result<ArrayRef> {

@@ -12,6 +12,7 @@ use secrecy::SecretString;
 use super::finding::Finding;
 use super::setup::Setup;
 use crate::embedded;
+use crate::files::told;
 use crate::report::Kind;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,7 +50,7 @@ pub(super) async fn engines(setup: &Setup, findings: &mut Vec<Finding>) -> Vec<(
             }
             Err(error) => {
                 let names: Vec<&str> = wants.iter().map(|(name, _)| name.as_str()).collect();
-                let subject = format!("{} for {}", bare(url), names.join(", "));
+                let subject = format!("{} for {}", told(url), names.join(", "));
                 findings.push(Finding::error("engine", subject, error));
             }
         }
@@ -190,7 +191,7 @@ pub(super) fn keys(setup: &Setup, findings: &mut Vec<Finding>) {
         let (subject, variable) = (format!("[{name}] engine"), variable(name));
         findings.push(match key(setup, name) {
             Ok(Some(_)) => Finding::ok("key", subject, format!("`{variable}` has one")),
-            Ok(None) => Finding::warn("key", subject, format!("none for `{}`", bare(&url)))
+            Ok(None) => Finding::warn("key", subject, format!("none for `{}`", told(&url)))
                 .remedy(format!("`export {variable}=…`, or `[{name}] engine-key-file`")),
             Err(error) => Finding::error("key", subject, error),
         });
@@ -203,9 +204,4 @@ pub(super) fn keys(setup: &Setup, findings: &mut Vec<Finding>) {
         let finding = Finding::fail("key", "[serve] listen", found).because(Kind::Usage);
         findings.push(finding.remedy("`[serve] key-file`, or listen on 127.0.0.1"));
     }
-}
-
-/// An address as it may be shown: without a password.
-fn bare(url: &str) -> String {
-    crate::files::told(url)
 }

@@ -13,6 +13,7 @@ use oclaw::pipeline::{self, Origin, Ray, Slurm};
 use super::finding::Finding;
 use super::setup::Setup;
 use crate::embedded;
+use crate::files::told;
 use crate::report::Kind;
 
 /// Policies beside those that are kept while one is written: it, and its state.
@@ -179,7 +180,7 @@ pub(super) async fn scheduler(setup: &Setup, findings: &mut Vec<Finding>) {
         pipeline::Kind::Ray => match &scheduler.address {
             Some(address) => match ray(address).await {
                 Ok(version) => {
-                    Finding::ok("scheduler", "ray", format!("Ray {version} at {address}"))
+                    Finding::ok("scheduler", "ray", format!("Ray {version} at {}", told(address)))
                 }
                 Err(error) => away("ray", error),
             },

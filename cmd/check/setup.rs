@@ -23,8 +23,13 @@ pub(super) struct Setup {
     settings: BTreeMap<String, ArgMatches>,
 }
 
-/// Reads a file. Nothing if no loop can be made of it; the findings say why.
-pub(super) fn read(path: &Path, findings: &mut Vec<Finding>) -> Option<Setup> {
+/// Reads a file. Nothing if no loop can be made of it; the findings say why. What a loop
+/// was `told` beside the file, and where it listens, goes before that.
+pub(super) fn read(
+    path: &Path,
+    told: Option<(Wishes, Option<String>)>,
+    findings: &mut Vec<Finding>,
+) -> Option<Setup> {
     let subject = path.display().to_string();
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -50,7 +55,8 @@ pub(super) fn read(path: &Path, findings: &mut Vec<Finding>) -> Option<Setup> {
     let mut plan = Plan::parse(&text, units::duration).ok()?;
     plan.flags = configured.keys().clone();
     let given = |section: &str, key: &str| configured.given(section, key);
-    let wishes = wishes(path, &configured);
+    let (wishes, listen) =
+        told.unwrap_or_else(|| (wishes(path, &configured), configured.given("loop", "listen")));
     let children = match pipeline::children(&plan, &wishes, &given) {
         Ok(children) => children,
         Err(error) => {
@@ -86,7 +92,6 @@ pub(super) fn read(path: &Path, findings: &mut Vec<Finding>) -> Option<Setup> {
         false => findings.extend(wrong),
     }
     let Wishes { run, without, .. } = wishes;
-    let listen = configured.given("loop", "listen");
     Some(Setup { plan, run, without, children, listen, settings })
 }
 

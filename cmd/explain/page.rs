@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use comfy_table::{Cell, CellAlignment, ColumnConstraint, ContentArrangement, Row, Table, presets};
 
 use super::heat;
-use super::story::{Hint, Said, Share, Story, Token, Vote};
+use super::story::{Hint, Loss, Said, Share, Story, Token, Vote};
 use crate::reduction::ReductionName;
 use crate::view::cut;
 use crate::visible::visible;
@@ -254,7 +254,9 @@ fn loss(story: &Story) -> Block {
     );
     block.line("this turn", format!("{} tokens, {}", share.tokens, percent(share.token_share)));
     if share.tokens > 0 {
-        block.line("share of |A|", percent(share.advantage_share));
+        if share.loss_part != Loss::Nothing {
+            block.line("share of |A|", percent(share.advantage_share));
+        }
         block.line("loss", told_loss(share));
         let (name, divisor, numbers) = match share.reduction {
             ReductionName::Sample => (
@@ -266,7 +268,19 @@ fn loss(story: &Story) -> Block {
                 ("token", "tokens of all turns", share.batch_tokens.to_string())
             }
         };
-        block.line("reduction", format!("{name}: -A / ({divisor}) = -A / ({numbers}), at ratio 1"));
+        block.line(
+            "reduction",
+            match share.loss_part {
+                Loss::Nothing => format!("{name}: KL / ({divisor}) = KL / ({numbers})"),
+                Loss::Whole | Loss::PolicyTerm => {
+                    format!("{name}: -A / ({divisor}) = -A / ({numbers}), at ratio 1")
+                }
+            },
+        );
+        let taught = ["opd", "opd+rl"].map(Some).contains(&story.sample_kind.as_deref());
+        if share.loss_part == Loss::PolicyTerm && taught {
+            block.line("beside it", "top-k distillation by the hint, which `train` computes");
+        }
     }
     block
 }
@@ -277,6 +291,11 @@ fn told_loss(share: &Share) -> String {
             format!("{:.5} of {:.5} in all", zeroed(loss), zeroed(all))
         }
         (Some(loss), None) => format!("{:.5}", zeroed(loss)),
+        (None, _) if share.loss_part == Loss::Nothing => {
+            "not known: under `topk-kl` it is the KL from the teacher over the first hint's ids, \
+             which `train` computes; there are no advantages"
+                .to_owned()
+        }
         (None, _) => {
             "not known: `train` computes its advantages with log-probs of its own".to_owned()
         }

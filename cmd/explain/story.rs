@@ -68,6 +68,30 @@ pub(super) struct Share {
     pub(super) loss: Option<f64>,
     /// The loss of the whole batch.
     pub(super) batch_loss: Option<f64>,
+    /// What of the loss these numbers are.
+    pub(super) loss_part: Loss,
+}
+
+/// How much of the loss advantages are, by the estimator that made the table.
+#[derive(Serialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Loss {
+    /// All of it.
+    Whole,
+    /// The policy term of `hybrid`, beside which a hint has one of its own.
+    PolicyTerm,
+    /// Nothing: `topk-kl` has the KL from the teacher in their place.
+    Nothing,
+}
+
+impl Loss {
+    pub(super) fn of(estimator: Option<&str>) -> Self {
+        match estimator {
+            Some("topk-kl") => Self::Nothing,
+            Some("hybrid") => Self::PolicyTerm,
+            _ => Self::Whole,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -114,6 +138,7 @@ pub(super) struct Story {
 #[derive(Debug)]
 pub(super) struct Batch {
     reduction: ReductionName,
+    of: Loss,
     turns: u64,
     tokens: u64,
     /// Sum of `|A|` over those tokens, where there is an A, weighted within its turn.
@@ -146,12 +171,21 @@ fn known(turn: &Turn) -> bool {
 }
 
 impl Batch {
-    pub(super) fn new(reduction: ReductionName) -> Self {
-        Self { reduction, turns: 0, tokens: 0, size: 0.0, loss: 0.0, known: true }
+    pub(super) fn new(reduction: ReductionName, of: Loss) -> Self {
+        let known = of != Loss::Nothing;
+        Self { reduction, of, turns: 0, tokens: 0, size: 0.0, loss: 0.0, known }
+    }
+
+    /// Returns the tokens of a turn that are trained: of turns without a hint none, where
+    /// hints alone are learned from.
+    fn trained<'a>(&self, turn: &'a Turn) -> impl Iterator<Item = usize> + use<'a> {
+        let taught = matches!(turn.sample_kind, Some(SampleKind::Opd | SampleKind::OpdRl));
+        let passed_over = self.of == Loss::Nothing && !taught;
+        trained(turn).filter(move |_| !passed_over)
     }
 
     pub(super) fn add(&mut self, turn: &Turn) {
-        let tokens = trained(turn).count() as u64;
+        let tokens = self.trained(turn).count() as u64;
         if tokens == 0 {
             return;
         }
@@ -280,8 +314,8 @@ fn reward_reason(turn: &Turn) -> String {
 }
 
 fn share(turn: &Turn, batch: &Batch) -> Share {
-    let tokens = trained(turn).count() as u64;
-    let known = tokens > 0 && known(turn);
+    let tokens = batch.trained(turn).count() as u64;
+    let known = tokens > 0 && batch.of != Loss::Nothing && known(turn);
     let part = |some: f64, all: f64| (all > 0.0).then(|| some / all);
     let size = || batch.weight_within(tokens) * sum(turn, f64::abs);
     let loss = || trained(turn).filter_map(|token| contribution(turn, batch, token)).sum();
@@ -294,11 +328,15 @@ fn share(turn: &Turn, batch: &Batch) -> Share {
         advantage_share: known.then(|| part(size(), batch.size)).flatten(),
         loss: known.then(loss),
         batch_loss: (batch.known && batch.turns > 0).then(|| batch.loss / batch.divisor()),
+        loss_part: batch.of,
     }
 }
 
 /// Returns what a trained token adds to the loss of the batch, at ratio 1.
 fn contribution(turn: &Turn, batch: &Batch, token: usize) -> Option<f64> {
+    if batch.of == Loss::Nothing {
+        return None;
+    }
     let weight = batch.weight_within(trained(turn).count() as u64) / batch.divisor();
     advantage_of(turn, token).map(|advantage| -f64::from(advantage) * weight)
 }
@@ -309,7 +347,7 @@ fn tokens(turn: &Turn, batch: &Batch, tokenizer: Option<&Tokenizer>) -> Vec<Toke
         .unwrap_or_default();
     let server = turn.rollout_log_probs.as_deref().unwrap_or_default();
     let mask = turn.loss_mask.as_deref().unwrap_or_default();
-    let is_trained: Vec<usize> = trained(turn).collect();
+    let is_trained: Vec<usize> = batch.trained(turn).collect();
     let token = |(place, id): (usize, &i32)| Token {
         id: *id,
         text: tokenizer.and_then(|tokenizer| tokenizer.decode(&[*id], false).ok()),
@@ -324,4 +362,59 @@ fn tokens(turn: &Turn, batch: &Batch, tokenizer: Option<&Tokenizer>) -> Vec<Toke
         },
     };
     turn.response_ids.iter().flatten().enumerate().map(token).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn(kind: SampleKind, advantages: Option<Vec<f32>>) -> Turn {
+        Turn {
+            response_ids: Some(vec![5, 6, 2]),
+            loss_mask: Some(vec![1, 1, 0]),
+            sample_kind: Some(kind),
+            advantages,
+            ..Turn::default()
+        }
+    }
+
+    fn told(turn: &Turn, others: &[Turn], of: Loss) -> (Share, Vec<Option<f64>>) {
+        let mut batch = Batch::new(ReductionName::Token, of);
+        others.iter().chain([turn]).for_each(|turn| batch.add(turn));
+        let losses = tokens(turn, &batch, None).iter().map(|token| token.loss).collect();
+        (share(turn, &batch), losses)
+    }
+
+    #[test]
+    fn topk_kl_has_no_loss_of_advantages() {
+        // A reward alone is nothing to learn from there.
+        let rewarded = turn(SampleKind::Rl, None);
+        for advantages in [None, Some(vec![0.0; 3])] {
+            let taught = turn(SampleKind::OpdRl, advantages);
+            let (share, losses) = told(&taught, std::slice::from_ref(&rewarded), Loss::Nothing);
+            assert_eq!((share.batch_turns, share.batch_tokens, share.tokens), (1, 2, 2));
+            assert_eq!((share.loss, share.batch_loss, share.advantage_share), (None, None, None));
+            assert_eq!(losses, [None, None, Some(0.0)]);
+        }
+        let (share, losses) = told(&rewarded, &[], Loss::Nothing);
+        assert_eq!((share.tokens, share.batch_turns, share.loss), (0, 0, None));
+        assert_eq!(losses, [Some(0.0); 3]);
+    }
+
+    #[test]
+    fn under_other_estimators_it_is_that_of_advantages() {
+        for of in [Loss::Whole, Loss::PolicyTerm] {
+            let (share, losses) = told(&turn(SampleKind::Opd, Some(vec![0.5; 3])), &[], of);
+            assert_eq!((share.loss, share.batch_loss), (Some(-0.5), Some(-0.5)));
+            assert_eq!(losses, [Some(-0.25), Some(-0.25), Some(0.0)]);
+        }
+        for (estimator, of) in [
+            (Some("topk-kl"), Loss::Nothing),
+            (Some("hybrid"), Loss::PolicyTerm),
+            (Some("combine"), Loss::Whole),
+            (None, Loss::Whole),
+        ] {
+            assert_eq!(Loss::of(estimator), of);
+        }
+    }
 }

@@ -18,6 +18,18 @@ pub(crate) async fn signalled(signal: &watch::Receiver<bool>) {
     let _ = signal.clone().wait_for(|come| *come).await;
 }
 
+/// Waits for what may hang, as a store can. Returns nothing if a signal came first.
+pub(crate) async fn unless_signalled<T>(
+    signal: &watch::Receiver<bool>,
+    wanted: impl Future<Output = T>,
+) -> Option<T> {
+    tokio::select! {
+        biased;
+        () = signalled(signal) => None,
+        come = wanted => Some(come),
+    }
+}
+
 /// Waits. Returns whether no signal came meanwhile.
 pub(crate) async fn sleep(signal: &watch::Receiver<bool>, time: Duration) -> bool {
     tokio::select! {

@@ -2,17 +2,21 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use oclaw::pipeline::{
-    Account, Accountant, ChildStatus, Identity, PolicyStatus, Run, Status, absent,
+    Account, Accountant, ChildStatus, Identity, PolicyStatus, Queue, Run, Status, absent,
 };
 
 use crate::common::{Context, Printing};
 use crate::report::{Exit, Failure};
 use crate::stores;
 use crate::visible::visible;
+
+/// How long whoever asks waits for a store of which a loop knows something already.
+pub(super) const STORE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Ask a terminal not to go on on the next line at its margin, and to do so again.
 const NO_WRAP: &str = "\x1b[?7l";
@@ -87,32 +91,20 @@ pub(super) fn status(folder: &Path, context: &Context) -> anyhow::Result<Exit> {
         kept.children.iter_mut().for_each(leave);
     }
     let run = run.with_store(kept.store.clone());
-    let looked = accountant(&run, &kept.without).and_then(|mut accountant| {
-        context.block_on(accountant.look())?;
-        Ok(accountant)
-    });
-    let (account, stages, published) = match looked {
-        Ok(mut accountant) => {
-            let (account, stages) = accountant.take()?;
-            (account, stages, accountant.published())
-        }
-        // It is away, or whoever asks has no key to it.
-        Err(error) => {
-            let told = crate::report::told(&error);
-            context.say(format!("{told}: turns and policies as the loop saw them last"));
-            (kept.account.clone(), kept.stages.clone(), kept.policy.published)
-        }
-    };
+    let told = Told::of(&run, &kept, context)?;
     let served = if lives { kept.policy.served } else { Default::default() };
+    let open = kept.account.filter(|_| lives).map(|it| (it.open, it.open_unknown));
+    let (open, open_unknown) = open.unwrap_or_default();
     let status = Status {
         supervisor: kept.supervisor.filter(|_| lives),
-        policy: PolicyStatus::of(&run, published, served),
-        account: Account {
-            open: kept.account.open.filter(|_| lives),
-            open_unknown: kept.account.open_unknown.filter(|_| lives),
-            ..account
+        policy: match told.account {
+            Some(_) => PolicyStatus::of(&run, told.published, served),
+            None => PolicyStatus::untold(&run, served),
         },
-        stages,
+        account: told.account.map(|account| Account { open, open_unknown, ..account }),
+        stages: told.stages,
+        told_at: told.told_at,
+        untold: told.untold,
         ..kept
     };
     let text = match std::io::stdout().is_terminal() {
@@ -121,6 +113,61 @@ pub(super) fn status(folder: &Path, context: &Context) -> anyhow::Result<Exit> {
     };
     writeln!(std::io::stdout(), "{text}").printed()?;
     Ok(Exit::Done)
+}
+
+/// What is known of turns and policies.
+struct Told {
+    account: Option<Account>,
+    stages: Vec<Queue>,
+    published: Option<u64>,
+    told_at: Option<u64>,
+    untold: Option<String>,
+}
+
+impl Told {
+    /// Counts the turns of a run. Where its store does not tell, what the loop saw last
+    /// will do.
+    fn of(run: &Run, kept: &Status, context: &Context) -> anyhow::Result<Self> {
+        let looked = accountant(run, &kept.without).and_then(|accountant| {
+            context.block_on(look(&accountant, kept.account.is_some()))?;
+            Ok(accountant)
+        });
+        match looked {
+            Ok(mut accountant) => {
+                let (account, stages) = accountant.take()?;
+                let (published, told_at) = (accountant.published(), accountant.told_at());
+                Ok(Self { account: Some(account), stages, published, told_at, untold: None })
+            }
+            // It is away, or slow, or whoever asks has no key to it.
+            Err(error) => {
+                let told = crate::report::told(&error);
+                context.say(format!("{told}: turns and policies as the loop saw them last"));
+                Ok(Self {
+                    account: kept.account.clone(),
+                    stages: kept.stages.clone(),
+                    published: kept.policy.published,
+                    told_at: kept.told_at,
+                    untold: kept.untold.clone().or(Some(told)).filter(|_| kept.account.is_none()),
+                })
+            }
+        }
+    }
+}
+
+/// Looks at the store, if there is one: as long as that takes, or, where a loop has `seen`
+/// it, as long as people wait.
+async fn look(accountant: &Accountant, seen: bool) -> anyhow::Result<()> {
+    if !seen {
+        return Ok(accountant.look().await?);
+    }
+    match tokio::time::timeout(STORE_PATIENCE, accountant.look()).await {
+        Ok(looked) => Ok(looked?),
+        Err(_) => {
+            let seconds = STORE_PATIENCE.as_secs();
+            let problem = format!("the object store has not told everything within {seconds} s");
+            Err(Failure::engine(problem).into())
+        }
+    }
 }
 
 /// Tells what is known of a process whose supervisor was killed.
@@ -136,8 +183,20 @@ fn leave(child: &mut ChildStatus) {
 
 /// Says it in tables.
 fn words(status: &Status) -> String {
-    let parts = [processes(status), queues(status), policies(status), status.account.words()];
+    let parts = [processes(status), queues(status), policies(status), turns(status)];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n\n")
+}
+
+/// Says what has become of the turns, and how old that is.
+pub(super) fn turns(status: &Status) -> String {
+    let Some(account) = &status.account else {
+        let why = status.untold.as_deref().unwrap_or("nobody has counted them");
+        return format!("turns: not known yet: {}", visible(why));
+    };
+    let Some(told) = status.told_at else { return account.words() };
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let age = time(now.as_secs().saturating_sub(told));
+    format!("{}; as the store told it {age} ago", account.words())
 }
 
 fn processes(status: &Status) -> String {
@@ -180,7 +239,11 @@ fn queues(status: &Status) -> String {
 fn policies(status: &Status) -> String {
     let policy = &status.policy;
     let step = |step: Option<u64>| step.map_or("none".to_owned(), |step| step.to_string());
-    let mut text = format!("policy: published {}", step(policy.published));
+    let published = match &status.account {
+        Some(_) => step(policy.published),
+        None => "unknown".to_owned(),
+    };
+    let mut text = format!("policy: published {published}");
     for (url, version) in &policy.served {
         let version = version.as_deref().map_or("unknown".to_owned(), visible);
         text.push_str(&format!(", {} serves {version}", visible(url)));

@@ -47,22 +47,16 @@ impl Wanted {
             return Err(failure.hint("`oclaw init` writes one; or `oclaw loop FILE`").into());
         };
         let plan = plan(config)?;
-        let run = Run::new(&args.run).with_store(args.store.clone());
         let name = |path: &Path| match path.to_str() {
             Some(text) => Ok(text.to_owned()),
             None => Err(Failure::usage(format!("no name to pass on: `{}`", path.display()))),
         };
-        let wishes = Wishes {
-            program: name(&std::env::current_exe()?)?,
-            config: name(config)?,
-            run: run.clone(),
-            without: args.without.clone(),
-            weight_sync_interval: args.weight_sync_interval,
-            train_when_idle: args.train_when_idle.clone(),
-            train_hours: args.train_hours.clone(),
-        };
+        let wishes = wishes(args, name(&std::env::current_exe()?)?, name(config)?);
         let given = |section: &str, key: &str| given(&plan, section, key);
-        let mut children = children(&plan, &wishes, &given)?;
+        let mut children = children(&plan, &wishes, &given).map_err(|error| match error {
+            pipeline::Error::Plan { .. } => anyhow::Error::from(told(config, &error)),
+            error => anyhow::Error::from(error),
+        })?;
         if plan.scheduler.kind == Kind::Local && std::env::var_os(WAITING).is_none() {
             let ours =
                 children.iter_mut().filter(|child| child.argv.first() == Some(&wishes.program));
@@ -78,6 +72,7 @@ impl Wanted {
         }
         let (engines, front) = (policy_engines(&plan, &given), front(&given)?);
         let keys = Keys::of(&plan, &given);
+        let run = wishes.run;
         Ok(Self { run, children, scheduler: plan.scheduler, engines, front, keys })
     }
 
@@ -117,6 +112,19 @@ impl Wanted {
             })?;
         }
         Ok(())
+    }
+}
+
+/// Returns what is wanted beside the file: flags, or what the file has of them.
+pub(super) fn wishes(args: &Args, program: String, config: String) -> Wishes {
+    Wishes {
+        program,
+        config,
+        run: Run::new(&args.run).with_store(args.store.clone()),
+        without: args.without.clone(),
+        weight_sync_interval: args.weight_sync_interval,
+        train_when_idle: args.train_when_idle.clone(),
+        train_hours: args.train_hours.clone(),
     }
 }
 

@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::time::Duration;
 
-use oclaw::sync::{self, Lock};
+use oclaw::sync::{self, Lock, Policy};
 use tokio::sync::watch;
 
 use super::shelf::{self, Shelf};
 use super::{Args, Servers, push, table};
 use crate::common::Context;
-use crate::follow::{longer, sleep};
+use crate::follow::{longer, signalled, sleep};
 use crate::report::{self, Exit, Failure};
 
 /// So many times a policy is refused until nobody offers it any more.
@@ -39,8 +39,20 @@ pub(super) async fn follow(args: &Args, context: &Context, folder: &Path) -> any
         said: None,
         pause: args.poll,
     };
-    while !*run.signal.borrow() {
-        let time = match run.look().await {
+    let told = run.signal.clone();
+    loop {
+        // Nobody is waited for then, a store or a server that hangs neither.
+        let due = tokio::select! {
+            biased;
+            () = signalled(&told) => break,
+            due = run.due() => due,
+        };
+        let looked = match due {
+            Ok(Some((policy, lock))) => run.push(policy, lock).await,
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        let time = match looked {
             Ok(()) => {
                 (run.pause, run.said) = (args.poll, None);
                 args.poll
@@ -76,15 +88,16 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Pushes the policy that `latest` names, if a server lacks it.
-    async fn look(&mut self) -> anyhow::Result<()> {
+    /// Finds the policy that `latest` names, if a server lacks it, and takes its lock.
+    async fn due(&mut self) -> anyhow::Result<Option<(Policy, Lock)>> {
         let newest = shelf::newest(self.folder, self.shelf.as_ref()).await?;
-        let Some(policy) = newest else { return Ok(()) };
+        let Some(policy) = newest else { return Ok(None) };
         let policy = if self.args.adapter { policy.as_adapter()? } else { policy };
         if self.is_skipped(&policy.version) {
-            return Ok(());
+            return Ok(None);
         }
-        let servers = match self.servers.take() {
+        // The workers of a router may be others by now.
+        let servers = match self.servers.take().filter(|servers| !servers.routed) {
             Some(servers) => servers,
             None => super::connect(self.args, self.context).await?,
         };
@@ -94,24 +107,30 @@ impl Run<'_> {
             // All have it, but those behind them may not have been told.
             let all_told = served == Some(&policy.version);
             if all_told || servers.lack(&policy, 1, served).await? {
-                return Ok(());
+                return Ok(None);
             }
         }
         if self.args.require_gate {
             sync::require_gate(&policy, None)?;
         }
         // Another push is waited for like a server.
-        let _lock = Lock::take(&policy, Duration::ZERO).await?;
+        let lock = Lock::take(&policy, Duration::ZERO).await?;
         let wanted = shelf::newest(self.folder, self.shelf.as_ref()).await?;
-        if wanted.is_none_or(|wanted| wanted.folder != policy.folder) {
-            // It moved while others pushed, perhaps back: what was looked at is not
-            // what is wanted now.
-            return Ok(());
-        }
+        // It may have moved while others pushed, perhaps back: what was looked at is not
+        // what is wanted now.
+        let is_wanted = wanted.is_some_and(|wanted| wanted.folder == policy.folder);
+        Ok(is_wanted.then_some((policy, lock)))
+    }
+
+    /// Pushes a policy to its end: no server stays held.
+    async fn push(&mut self, policy: Policy, _lock: Lock) -> anyhow::Result<()> {
+        let Some(servers) = &self.servers else { return Ok(()) };
         let tried = RefCell::new(Vec::new());
         let watch = |part| tried.borrow_mut().push(part);
-        // What failed may have come to its version all the same, and no further.
-        let pushed = push(self.unfinished, &policy, servers, &watch).await;
+        // What failed may have come to its version all the same, and no further. An adapter
+        // is there or not: to let go of it would end the chats that ask for it.
+        let force = self.unfinished && policy.adapter.is_none();
+        let pushed = push(force, &policy, servers, &watch).await;
         self.unfinished = pushed.is_err();
         let version = policy.version;
         match pushed {

@@ -10,7 +10,7 @@ use oclaw::table::Source;
 use oclaw::template::{self, Tokenizer};
 use oclaw::trajectory::Turn;
 
-use super::Args;
+use super::{Args, stated_estimator};
 use crate::report::Failure;
 
 /// The stages that the estimator stands on must have run.
@@ -49,8 +49,7 @@ pub(super) fn check_estimator(
     own: Estimator,
     say: &mut dyn FnMut(String),
 ) -> Result<(), Failure> {
-    let made = source.provenance().lines.iter().rev().find(|line| line.command == "advantage");
-    let Some(made) = made.and_then(|line| stated_estimator(&line.argv)) else {
+    let Some(made) = stated_estimator(source) else {
         if own.shapes_rewards() {
             say(format!("warning: the table does not say whether `{own}` made it"));
         }
@@ -70,19 +69,6 @@ pub(super) fn check_estimator(
     };
     say(format!("the table was made with `{made}`, training is with `{own}`{reads}"));
     Ok(())
-}
-
-/// Finds the estimator in a recorded command line; the last one counts.
-fn stated_estimator(argv: &[String]) -> Option<&str> {
-    let mut found = None;
-    for (place, word) in argv.iter().enumerate() {
-        match word.strip_prefix("--estimator") {
-            Some("") => found = argv.get(place + 1).map(String::as_str),
-            Some(rest) => found = rest.strip_prefix('=').or(found),
-            None => {}
-        }
-    }
-    found
 }
 
 /// Ids mean nothing under another vocabulary.

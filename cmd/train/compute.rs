@@ -79,6 +79,11 @@ impl ComputeArgs {
         Ok(Some(Lora { rank: i64::from(rank), alpha, targets }))
     }
 
+    /// Returns whether adapters are trained, and not all weights.
+    pub(super) fn trains_adapters(&self) -> bool {
+        self.lora_rank.is_some()
+    }
+
     /// Returns the learning rate, given the one that was asked for.
     pub(super) fn learning_rate(&self, asked: Option<f64>) -> f64 {
         let (all, adapters) = RATES;

@@ -21,7 +21,7 @@ use super::metrics_file::Records;
 use super::shelf::Shelf;
 use super::{Args, checks, silence, steps};
 use crate::common::Context;
-use crate::follow::{Incoming, longer, sleep};
+use crate::follow::{Incoming, longer, sleep, unless_signalled};
 use crate::report::{self, Exit, Failure};
 use crate::visible::visible;
 
@@ -107,7 +107,7 @@ struct Counts {
     shards: u64,
     listed: u64,
     steps: u64,
-    /// Steps that were not finite and made no policy.
+    /// Steps with updates that were not finite.
     skipped: usize,
     /// Turns that the ledger had.
     known: u64,
@@ -189,15 +189,17 @@ impl Run<'_> {
         let Some(trained) = trained else {
             let refused = silence::since(&before, self.trainer.refused());
             self.context.say(format!("no step: {}", silence::reasons(&refused)));
+            if silence::is_zero(&before, self.trainer.refused()) {
+                let why = silence::zero(self.method.estimator);
+                self.say_once(format!("warning: a batch made no step: {why}"));
+            }
             return Ok(());
         };
-        match &trained.policy {
-            Some(policy) => {
-                self.counts.steps += 1;
-                self.shelf.publish(policy, self.context)?;
-            }
-            None => self.counts.skipped += 1,
+        if let Some(policy) = &trained.policy {
+            self.counts.steps += 1;
+            self.shelf.publish(policy, self.context)?;
         }
+        self.counts.skipped += usize::from(steps::is_skipped(&trained));
         self.records.write(&trained.metrics)?;
         self.context.conclude(steps::table(&trained));
         steps::warn(&trained, self.context);
@@ -212,7 +214,11 @@ impl Run<'_> {
         if self.due.is_empty() || self.looked.is_none_or(|looked| looked.elapsed() >= poll) {
             let (read, listed) = (&self.read, &self.listed);
             let given_up = |shard: &Shard| listed.get(&shard.name) == Some(&shard.stamp);
-            let due = self.context.block_on(self.incoming.due(&|it| read.contains(it), &given_up));
+            let due = self.context.block_on(unless_signalled(
+                &self.signal,
+                self.incoming.due(&|it| read.contains(it), &given_up),
+            ));
+            let Some(due) = due else { return Ok(None) };
             self.due = match due {
                 Ok(due) => {
                     self.seen = true;
@@ -233,9 +239,9 @@ impl Run<'_> {
     }
 
     /// Reads the next shard whole, so that one that breaks off gives nothing.
-    /// Returns whether there was any.
+    /// Returns whether there was any, or a signal came.
     fn read_next(&mut self) -> anyhow::Result<bool> {
-        let Some(shard) = self.next()? else { return Ok(false) };
+        let Some(shard) = self.next()? else { return Ok(*self.signal.borrow()) };
         let (mut tries, mut pause) = (0, self.args.following.poll);
         loop {
             let error = match self.read(&shard) {
@@ -246,8 +252,11 @@ impl Run<'_> {
             if away && self.args.following.once {
                 return Err(error);
             }
-            if !away && !self.context.block_on(self.incoming.has(&shard)) {
-                return Ok(true);
+            if !away {
+                let there = unless_signalled(&self.signal, self.incoming.has(&shard));
+                if self.context.block_on(there) != Some(true) {
+                    return Ok(true);
+                }
             }
             // The store's absence is no fault of the shard.
             tries += u32::from(!away);
@@ -281,7 +290,9 @@ impl Run<'_> {
             self.read.insert(shard.name.clone());
             return Ok(());
         }
-        let (mut source, _copy) = self.context.block_on(self.incoming.source(shard))?;
+        let opened = unless_signalled(&self.signal, self.incoming.source(shard));
+        let Some(opened) = self.context.block_on(opened) else { return Ok(()) };
+        let (mut source, _copy) = opened?;
         checks::check_columns(&source, &self.method)?;
         let mut said = Vec::new();
         checks::check_estimator(&source, self.method.estimator, &mut |text| said.push(text))?;
@@ -307,9 +318,28 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Lists a shard, waiting for a store that is away. If a signal comes first, whoever
+    /// starts next finds it as bad.
     fn list(&mut self, shard: Shard, error: &anyhow::Error, tries: u32) -> anyhow::Result<()> {
         let told = report::told(error);
-        self.context.block_on(self.shelf.failures().list(&shard.name, &told, tries))?;
+        let (failures, mut pause) = (self.shelf.failures(), self.args.following.poll);
+        loop {
+            let listing = failures.list(&shard.name, &told, tries);
+            match self.context.block_on(unless_signalled(&self.signal, listing)) {
+                None => return Ok(()),
+                Some(Err(error)) if report::is_store_away(&error) && !self.args.following.once => {
+                    self.say_once(format!("{}: waiting for it", report::told(&error)));
+                }
+                Some(listed) => {
+                    listed?;
+                    break;
+                }
+            }
+            if !self.sleep(pause) {
+                return Ok(());
+            }
+            pause = longer(pause);
+        }
         let name = shard.name.display();
         self.context.say(format!("{name}: {told}: listed as failed after {tries} tries"));
         self.listed.insert(shard.name, shard.stamp);

@@ -12,7 +12,7 @@ use oclaw::table::Claim;
 
 use super::Args;
 use crate::common::Context;
-use crate::follow::{Failures, longer};
+use crate::follow::{Failures, longer, sleep, unless_signalled};
 use crate::report;
 use crate::stores;
 
@@ -41,19 +41,30 @@ struct Remote {
 
 impl Shelf {
     /// Finds the folder to train in. For a store it is brought to the newest policy
-    /// there; `--follow` waits for a store that is away.
-    pub(super) fn open(args: &Args, context: &Context) -> anyhow::Result<Self> {
+    /// there; `--follow` waits for a store that is away. Returns nothing if a signal
+    /// ended the wait.
+    pub(super) fn open(args: &Args, context: &Context) -> anyhow::Result<Option<Self>> {
         let Some(store) = stores::open(&args.out)? else {
-            return Ok(Self { folder: args.out.clone(), remote: None });
+            return Ok(Some(Self { folder: args.out.clone(), remote: None }));
         };
         let beside = context.stores.beside("policies", store.address())?;
         let claim = Claim::take(&beside)?;
         let policies = Policies::new(store);
         let folder = beside.join("work");
         let waits = args.following.follow.is_some() && !args.following.once;
+        // Who waits ends well on a signal, which else ends the process.
+        let signal = waits.then(|| context.drain_on_signal());
         let (mut pause, mut said) = (PAUSE, false);
         loop {
-            match context.block_on(restore(&policies, &folder, context)) {
+            let restoring = restore(&policies, &folder, context);
+            let restored = context.block_on(async {
+                match &signal {
+                    Some(signal) => unless_signalled(signal, restoring).await,
+                    None => Some(restoring.await),
+                }
+            });
+            let Some(restored) = restored else { return Ok(None) };
+            match restored {
                 Err(error) if waits && report::is_store_away(&error) => {
                     if !said {
                         context.say(format!("{}: waiting for it", report::told(&error)));
@@ -65,12 +76,16 @@ impl Shelf {
                     break;
                 }
             }
-            context.block_on(async { tokio::time::sleep(pause).await });
+            if let Some(signal) = &signal
+                && !context.block_on(sleep(signal, pause))
+            {
+                return Ok(None);
+            }
             pause = longer(pause);
         }
         let remote =
             Remote { policies, keep: args.keep, waiting: None, again: None, _claim: claim };
-        Ok(Self { folder, remote: Some(remote) })
+        Ok(Some(Self { folder, remote: Some(remote) }))
     }
 
     /// Returns the folder to train in.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use oclaw::advantage::Estimator;
+
 use crate::visible::visible;
 
 /// Lists reasons with their counts, the most frequent first.
@@ -27,8 +29,38 @@ pub(super) fn since(
     after.iter().filter_map(more).collect()
 }
 
+/// Why a batch made no step in which nothing pulls at the weights.
+const ZERO: &str = "zero_advantage";
+
+/// Returns whether it was for want of any advantage that a batch made no step.
+pub(super) fn is_zero(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>) -> bool {
+    since(before, after).contains_key(ZERO)
+}
+
+/// Says what batches without any advantage come of.
+pub(super) fn zero(estimator: Estimator) -> &'static str {
+    match estimator {
+        Estimator::Opd => {
+            "every distillation advantage is 0: teacher and policy agree, or the hint was lost"
+        }
+        Estimator::TopkKl => {
+            "the teacher pulls at nothing: it and the policy agree, or `--w-opd` is 0"
+        }
+        Estimator::Combine | Estimator::Hybrid => {
+            "every advantage is 0: look at the rewards, at the hints, `--w-rl` and `--w-opd`"
+        }
+        Estimator::Grpo
+        | Estimator::Rloo
+        | Estimator::ReinforcePlusPlus
+        | Estimator::ReinforcePlusPlusBaseline
+        | Estimator::Gae => {
+            "every advantage is 0: the rewards of a group, or of the batch, are all alike"
+        }
+    }
+}
+
 /// Returns what helps against the most frequent reason.
-pub(super) fn hint(refused: &BTreeMap<String, u64>) -> Option<&'static str> {
+pub(super) fn hint(refused: &BTreeMap<String, u64>, estimator: Estimator) -> Option<&'static str> {
     let (reason, _) = refused.iter().max_by_key(|(_, count)| **count)?;
     Some(match reason.as_str() {
         "version_missing" => {
@@ -53,7 +85,7 @@ pub(super) fn hint(refused: &BTreeMap<String, u64>) -> Option<&'static str> {
         }
         "no_topk" => "run `oclaw teacher-lp --topk 4`",
         "no_signal_for_estimator" => "another `--estimator` may use what these rows carry",
-        "zero_advantage" => "every advantage is 0: look at the rewards, `--w-rl` and `--w-opd`",
+        ZERO => zero(estimator),
         "not_finite_step" => {
             "the loss or its gradient overflowed: look at the weights of its terms, and with \
              `oclaw stats` at the rows"
@@ -84,11 +116,29 @@ mod tests {
             counts(&[("already_trained", 1), ("judged_neutral, no_hint", 2), ("stale", 5)]);
         let told = "5 turns: stale; 2 turns: judged_neutral, no_hint; 1 turn: already_trained";
         assert_eq!(reasons(&refused), told);
-        assert!(hint(&refused).unwrap().contains("--max-staleness"));
+        assert!(hint(&refused, Estimator::Grpo).unwrap().contains("--max-staleness"));
         assert_eq!(
             since(&counts(&[("stale", 4), ("already_trained", 1)]), &refused),
             counts(&[("judged_neutral, no_hint", 2), ("stale", 1)])
         );
-        assert_eq!(hint(&counts(&[])), None);
+        assert_eq!(hint(&counts(&[]), Estimator::Grpo), None);
+    }
+
+    #[test]
+    fn batches_without_any_advantage_are_told_by_what_the_estimator_reads() {
+        let (before, after) =
+            (counts(&[("stale", 1)]), counts(&[("stale", 1), ("zero_advantage", 2)]));
+        assert!(is_zero(&before, &after) && !is_zero(&after, &after));
+        for (estimator, wanted) in [
+            (Estimator::Opd, "teacher and policy agree"),
+            (Estimator::TopkKl, "or `--w-opd` is 0"),
+            (Estimator::Combine, "look at the rewards, at the hints"),
+            (Estimator::Hybrid, "look at the rewards, at the hints"),
+            (Estimator::Grpo, "are all alike"),
+            (Estimator::Rloo, "are all alike"),
+        ] {
+            let told = hint(&after, estimator).unwrap();
+            assert!(told.contains(wanted) && told == zero(estimator), "{estimator}: {told}");
+        }
     }
 }

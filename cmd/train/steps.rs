@@ -8,15 +8,18 @@ use oclaw::advantage::Method;
 use oclaw::health::{self, Answer, Evidence, Step, Survey};
 use oclaw::loss::{HintSelection, SubsetIds};
 use oclaw::model::Dtype;
-use oclaw::train::{Admission, Distillation, Fault, OldLogProbs, Options, Rates, Trained, Trainer};
+use oclaw::train::{
+    Admission, Distillation, Fault, OldLogProbs, Options, Rates, Rounding, Trained, Trainer,
+};
 use oclaw::trajectory::Turn;
 
 use super::checks;
 use super::follow;
+use super::idle;
 use super::metrics_file::Records;
 use super::shelf::Shelf;
 use super::silence;
-use super::{Args, DistillationArgs, DtypeName, OldName, SelectionName, SubsetName};
+use super::{Args, DistillationArgs, DtypeName, OldName, RoundingName, SelectionName, SubsetName};
 use crate::asking;
 use crate::common::Context;
 use crate::health_lines;
@@ -36,6 +39,9 @@ const TINY_CHANGE: f64 = 0.05;
 pub(super) fn run(args: &Args, shelf: &mut Shelf, context: &Context) -> anyhow::Result<Exit> {
     args.loss.check()?;
     args.schedule.check()?;
+    for note in idle::check(args)? {
+        context.say(format!("note: {note}"));
+    }
     if let Some(folder) = args.following.folder()? {
         return follow::run(args, shelf, context, folder);
     }
@@ -61,13 +67,15 @@ pub(super) fn run(args: &Args, shelf: &mut Shelf, context: &Context) -> anyhow::
     });
     bar.finish_and_clear();
     let done = done?;
-    close(&trainer, &done, context)
+    close(&trainer, &done, &method, context)
 }
 
 /// What a run came to.
 #[derive(Default)]
 struct Done {
     trained: Vec<Trained>,
+    /// Batches that made no step since all of their advantages are 0.
+    zero: usize,
     /// Sound turns that did not fill a batch, and the size of one.
     left: Option<(usize, usize)>,
 }
@@ -92,12 +100,16 @@ fn steps(
             }
             _ => {}
         }
-        if let Some(trained) = trainer.train(samples)? {
-            each(&trained)?;
-            if let Some(loss) = trained.metrics.loss {
-                bar.set_message(format!("loss {loss:.4}"));
+        let before = trainer.refused().clone();
+        match trainer.train(samples)? {
+            Some(trained) => {
+                each(&trained)?;
+                if let Some(loss) = trained.metrics.loss {
+                    bar.set_message(format!("loss {loss:.4}"));
+                }
+                done.trained.push(trained);
             }
-            done.trained.push(trained);
+            None => done.zero += usize::from(silence::is_zero(&before, trainer.refused())),
         }
         bar.set_position(total - queue.len() as u64);
     }
@@ -135,10 +147,20 @@ pub(super) fn options(args: &Args, context: &Context, method: &Method) -> anyhow
             DtypeName::F32 => Dtype::F32,
             DtypeName::Bf16 => Dtype::Bf16,
         }),
+        rounding: rounding(args),
         compute: args.compute.compute()?,
         keep: args.keep,
         seed: context.seed,
     })
+}
+
+/// Returns how weights become bf16: of a model with adapters added to the nearest.
+fn rounding(args: &Args) -> Rounding {
+    match args.save_rounding {
+        Some(RoundingName::Nearest) => Rounding::Nearest,
+        None if args.compute.trains_adapters() => Rounding::Nearest,
+        Some(RoundingName::Stochastic) | None => Rounding::Stochastic,
+    }
 }
 
 fn distillation(args: &DistillationArgs) -> Distillation {
@@ -203,6 +225,7 @@ fn settings(args: &Args, method: &Method) -> serde_json::Value {
         "ema": optimizer.ema,
         "old_log_probs": format!("{:?}", args.old_log_probs).to_lowercase(),
         "max_staleness": args.max_staleness,
+        "save_rounding": format!("{:?}", rounding(args)).to_lowercase(),
         "tokens_per_pass": args.tokens_per_pass,
         "compute": args.compute.settings(),
     })
@@ -215,6 +238,16 @@ pub(super) fn announce(trainer: &Trainer, args: &Args, context: &Context) {
         0 => format!("starting from the model as step 0; policies are written in {served}"),
         _ => format!("resuming at step {step}; policies are written in {served}"),
     });
+    match served {
+        Dtype::Bf16 => {
+            let how = format!("{:?}", rounding(args)).to_lowercase();
+            context.say(format!("weights are rounded to bf16 ({how}) where they are written"));
+        }
+        Dtype::F32 if args.save_rounding.is_some() => {
+            context.say("note: `--save-rounding` does nothing: policies are written in f32");
+        }
+        Dtype::F32 => {}
+    }
     if args.old_log_probs == OldName::Rollout {
         context.say("old log-probs are the server's: importance weights are all 1");
     }
@@ -224,7 +257,12 @@ pub(super) fn announce(trainer: &Trainer, args: &Args, context: &Context) {
 }
 
 /// Says what the run came to.
-fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Exit> {
+fn close(
+    trainer: &Trainer,
+    done: &Done,
+    method: &Method,
+    context: &Context,
+) -> anyhow::Result<Exit> {
     let faults = trainer.faults();
     let policies = done.trained.iter().filter(|trained| trained.policy.is_some()).count();
     for trained in &done.trained {
@@ -246,24 +284,48 @@ fn close(trainer: &Trainer, done: &Done, context: &Context) -> anyhow::Result<Ex
     if faults.len() > NAMED {
         context.say(format!("and {} more broken rows", faults.len() - NAMED));
     }
-    if policies == 0 {
-        let reasons = match (silence::reasons(trainer.refused()), done.left) {
-            (_, Some((have, need))) => format!("{have} turns are not the {need} of a batch"),
-            (none, None) if none.is_empty() => "there are no turns".to_owned(),
-            (reasons, None) => reasons,
-        };
-        context.say(format!("no step was made: {reasons}"));
-        if let (Some(hint), None) = (silence::hint(trainer.refused()), done.left) {
-            context.say(format!("hint: {hint}"));
-        }
-        let sound = trainer.refused().values().sum::<u64>() > faults.len() as u64;
-        if let (Some(fault), false, None) = (faults.first(), sound, done.left) {
-            let problem = format!("every row is broken: turn {}: {}", fault.turn_id, fault.problem);
-            return Err(Failure::failed(problem).into());
-        }
+    // Without any policy it is the reason, and told as that.
+    if done.zero > 0 && policies > 0 {
+        let why = silence::zero(method.estimator);
+        context.say(format!("warning: {} batches made no step: {why}", done.zero));
     }
-    let skipped = policies < done.trained.len();
+    if policies == 0 {
+        no_policy(trainer, done, method, context)?;
+    }
+    let skipped = done.trained.iter().any(is_skipped);
     Ok(if faults.is_empty() && !skipped { Exit::Done } else { Exit::Partial })
+}
+
+/// Whether an update of a step was not made.
+pub(super) fn is_skipped(trained: &Trained) -> bool {
+    trained.policy.is_none() || trained.metrics.skipped_updates > 0
+}
+
+/// Says why no step was made.
+fn no_policy(
+    trainer: &Trainer,
+    done: &Done,
+    method: &Method,
+    context: &Context,
+) -> Result<(), Failure> {
+    let reasons = match (silence::reasons(trainer.refused()), done.left) {
+        (_, Some((have, need))) => format!("{have} turns are not the {need} of a batch"),
+        (none, None) if none.is_empty() => "there are no turns".to_owned(),
+        (reasons, None) => reasons,
+    };
+    context.say(format!("no step was made: {reasons}"));
+    if let (Some(hint), None) = (silence::hint(trainer.refused(), method.estimator), done.left) {
+        context.say(format!("hint: {hint}"));
+    }
+    let faults = trainer.faults();
+    let sound = trainer.refused().values().sum::<u64>() > faults.len() as u64;
+    match (faults.first(), sound, done.left) {
+        (Some(fault), false, None) => {
+            let problem = format!("every row is broken: turn {}: {}", fault.turn_id, fault.problem);
+            Err(Failure::failed(problem))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Answers the three questions by the steps of this run.
@@ -297,7 +359,10 @@ pub(super) fn warn(trained: &Trained, context: &Context) {
         return;
     }
     if metrics.skipped_updates > 0 {
-        warn(format!("{} updates were not finite and were skipped", metrics.skipped_updates));
+        warn(format!(
+            "{} updates were not finite and were skipped: turns of no other stay untrained",
+            metrics.skipped_updates
+        ));
     }
     if metrics.unusable > 0 {
         warn(format!("{} tokens have a teacher value that is not finite", metrics.unusable));
@@ -309,6 +374,12 @@ pub(super) fn warn(trained: &Trained, context: &Context) {
             "only {:.2} % of the weights changed in the type they are served in",
             changed * 100.0
         ));
+    }
+    if metrics.distill_gap == Some(0.0) {
+        warn(
+            "the teacher pulls at nothing: it and the policy agree, or the hint was lost"
+                .to_owned(),
+        );
     }
     // Advantages that are all 0 are no term of the loss.
     if let Some(std) = metrics.advantage_std

@@ -132,6 +132,11 @@ mod settled {
             Err(Failure::usage(problem))
         }
 
+        /// Returns whether the server's probabilities are not corrected for.
+        pub(in crate::train) fn importance_is_off(&self) -> bool {
+            self.importance == ImportanceName::Off
+        }
+
         /// Returns the bound of the dual clip, 0 for none.
         pub(in crate::train) fn dual_bound(&self) -> f64 {
             let own = if self.loss == LossName::Cispo { 0.0 } else { 3.0 };

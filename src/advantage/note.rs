@@ -30,15 +30,17 @@ pub fn note(turn: Turn, promoted: bool, method: &Method) -> Turn {
 /// `topk-kl`.
 pub fn note_among(mut turn: Turn, standing: Standing, method: &Method) -> Turn {
     let promoted = standing.promoted;
-    let signals = match resolve_shaped(&turn, standing.shaped) {
+    let mut signals = match resolve_shaped(&turn, standing.shaped) {
         Ok(signals) => signals,
         Err(refusal) => return refuse(turn, refusal.to_string()),
     };
     let silent = signals.kind == SampleKind::None;
-    let without_signal = promoted && silent;
-    let mask = signals.mask.clone().map(|mask| match silent {
-        true => vec![0; mask.len()],
-        false => mask,
+    let without_signal = promoted && silent && signals.trainable();
+    let mask = signals.mask.take().map(|mut mask| {
+        if silent {
+            mask.fill(0);
+        }
+        mask
     });
     let trainable = mask.as_ref().is_some_and(|mask| mask.contains(&1));
     let old = behaviour(&turn);
@@ -57,7 +59,7 @@ pub fn note_among(mut turn: Turn, standing: Standing, method: &Method) -> Turn {
     turn.reward = signals.reward;
     turn.reward_source = signals.reward_source;
     turn.sample_kind = Some(signals.kind);
-    turn.sample_reason = match without_signal && signals.trainable() {
+    turn.sample_reason = match without_signal {
         true => Some(NO_SIGNAL_PROMOTED.to_owned()),
         false => signals.reason,
     };

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use super::Shaped;
 use super::signals::resolve_shaped;
 use crate::trajectory::Turn;
-use crate::trajectory::words::{RewardSource, SampleKind};
+use crate::trajectory::words::SampleKind;
 
 /// What the rule has to know of a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Outcome {
     pub turn_id: String,
     /// Whether the row has any signal on tokens that may be trained.
     pub signal: bool,
-    /// Whether the judge said 0 about tokens that may be trained.
+    /// Whether the judge said 0 about tokens that may be trained, and the reward is 0.
     pub judged_neutral: bool,
 }
 
@@ -38,15 +38,24 @@ pub fn outcome(turn: &Turn, shaped: Option<Shaped>) -> Outcome {
             .as_ref()
             .is_some_and(|signals| signals.kind != SampleKind::None && signals.trainable()),
         judged_neutral: signals.is_some_and(|signals| {
-            signals.reward == Some(0.0)
-                && signals.reward_source == Some(RewardSource::Judged)
-                && signals.trainable()
+            signals.reward == Some(0.0) && signals.trainable() && judged_zero(turn, shaped)
         }),
     }
 }
 
+/// Whether the judge said 0, and has a say in the reward.
+fn judged_zero(turn: &Turn, shaped: Option<Shaped>) -> bool {
+    let heard = match shaped {
+        Some(shaped) => shaped.weights.judged != 0.0,
+        // What somebody stated takes the place of the judge's word.
+        None => turn.reward_explicit.is_none(),
+    };
+    heard && turn.score == Some(0.0)
+}
+
 /// Returns the ids of the promoted turns: per session the first turn judged 0,
-/// if no earlier turn had any signal. Never more than one of a session.
+/// if no earlier turn had any signal. Never more than one of a session. Where rewards
+/// are sums, one judged 0 of which the other sources say nothing, or cancel out.
 pub fn promoted(outcomes: &[Outcome]) -> HashSet<String> {
     let mut sessions = HashMap::<&str, Vec<&Outcome>>::new();
     for outcome in outcomes {

@@ -67,6 +67,21 @@ pub fn resolve_shaped(turn: &Turn, shaped: Option<Shaped>) -> Result<Signals, Re
     Ok(Signals { reward, reward_source, teacher, kind, reason, mask })
 }
 
+/// Returns the log-probs of the usable candidate of a row that has been noted: its kind
+/// tells whether there is one.
+pub(super) fn noted_teacher(turn: &Turn) -> Option<&[f32]> {
+    if !matches!(turn.sample_kind, Some(SampleKind::Opd | SampleKind::OpdRl)) {
+        return None;
+    }
+    let candidates = turn.teacher_log_probs.as_ref()?;
+    let mut spoken = candidates.iter().flatten().filter(|log_probs| !log_probs.is_empty());
+    match (spoken.next(), spoken.next()) {
+        // It must be this one: its numbers need not be checked again.
+        (only, None) => only.map(Vec::as_slice),
+        _ => candidates.get(usable_candidate(turn, true).ok()?.0?)?.as_deref(),
+    }
+}
+
 /// Returns the reward of a row: what a person or program stated, else the
 /// judge's score.
 pub fn reward(turn: &Turn) -> Result<Option<(f32, RewardSource)>, Refusal> {

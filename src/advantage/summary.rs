@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::signals::resolve;
+use super::signals::noted_teacher;
 use super::{Method, opd_at};
 use crate::trajectory::Turn;
 use crate::trajectory::words::{SampleKind, Word};
@@ -155,11 +155,12 @@ impl Summary {
 
     fn add_distilled(&mut self, turn: &Turn, mask: &[i8], method: &Method) {
         let Some(old) = &turn.rollout_log_probs else { return };
-        let Ok(signals) = resolve(turn) else { return };
-        let Some(teacher) = signals.teacher_log_probs(turn) else { return };
-        for token in (0..mask.len()).filter(|token| mask[*token] == 1) {
-            if let Some(old) = old[token] {
-                self.distilled.add(opd_at(teacher[token], old, method.distill_clip));
+        let Some(teacher) = noted_teacher(turn) else { return };
+        for ((flag, old), teacher) in mask.iter().zip(old).zip(teacher) {
+            if *flag == 1
+                && let Some(old) = old
+            {
+                self.distilled.add(opd_at(*teacher, *old, method.distill_clip));
             }
         }
     }

@@ -57,6 +57,9 @@ pub enum TopkError {
         /// The token, counted from 0.
         token: i64,
     },
+    /// Nobody teaches.
+    #[error("there is no candidate")]
+    NoCandidate,
     /// The student's ids are to be taught, but no candidate was asked for them.
     #[error("there are no teacher log-probs at the student's ids")]
     NotAtStudent,
@@ -113,6 +116,9 @@ pub fn select_subset(
     spans: Option<&[(i64, i64)]>,
 ) -> Result<Subset, TopkError> {
     let Candidates { student_ids, ids, log_probs, .. } = candidates;
+    if ids.size()[0] == 0 {
+        return Err(TopkError::NoCandidate);
+    }
     check_ids(student_ids, ids)?;
     let values = match (which, &candidates.at_student) {
         (SubsetIds::Student, None) => return Err(TopkError::NotAtStudent),
@@ -134,6 +140,11 @@ pub fn select_subset(
     let (ids, inside, teacher) = match which {
         SubsetIds::Student => {
             (student_ids.shallow_clone(), usable.unsqueeze(-1), of_chosen(values))
+        }
+        // Of no ids the place of one cannot be found: nothing is in both.
+        SubsetIds::Overlap if student_ids.size()[1] == 0 || ids.size()[2] == 0 => {
+            let none = student_ids.zeros_like();
+            (student_ids.shallow_clone(), none.to_kind(Kind::Bool), none.to_kind(values.kind()))
         }
         SubsetIds::Teacher => (of_chosen(ids), usable.unsqueeze(-1), of_chosen(values)),
         SubsetIds::Overlap => {

@@ -28,6 +28,16 @@ impl Cache {
         Self { layers, length: 0, capacity: 0, heads, head_dim, device }
     }
 
+    /// Returns the bytes of a cache that holds so many tokens, and has grown no further.
+    pub fn bytes_of(config: &Config, tokens: usize) -> usize {
+        tokens.div_ceil(CHUNK as usize) * chunk_bytes(config)
+    }
+
+    /// Returns the most tokens of one sequence that so many bytes can hold.
+    pub fn tokens_in(config: &Config, bytes: usize) -> usize {
+        bytes / chunk_bytes(config).max(1) * CHUNK as usize
+    }
+
     /// Returns the number of tokens held.
     pub fn len(&self) -> usize {
         self.length as usize
@@ -101,4 +111,10 @@ impl Cache {
     pub(super) fn advance(&mut self, added: i64) {
         self.length += added;
     }
+}
+
+/// Returns the bytes by which a full cache grows.
+fn chunk_bytes(config: &Config) -> usize {
+    let numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim;
+    (CHUNK * numbers) as usize * size_of::<f32>()
 }

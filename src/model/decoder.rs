@@ -2,6 +2,8 @@
 //! layer, model. Field names are checkpoint names. Shapes: T tokens of all
 //! sequences one after another, H hidden, D head width.
 
+mod single;
+
 use std::collections::HashMap;
 
 use tch::{Device, Kind, Tensor};
@@ -288,6 +290,9 @@ impl Decoder {
 
     /// Feeds each sequence its next tokens; returns the logits after the last.
     pub(super) fn step(&self, batch: &mut [(&[i64], &mut Cache)]) -> Tensor {
+        if let Some(hidden) = self.single(batch) {
+            return self.head_by(&hidden, Way::Own);
+        }
         let mut ids = Vec::new();
         let mut positions = Vec::new();
         let mut last_rows = Vec::new();

@@ -1,28 +1,88 @@
-//! The product of a few rows with a weight matrix, which is what generating is made of.
+//! The product of a few rows with a weight matrix, which is what generating is made of, and
+//! what comes between such products.
 //!
 //! libtorch packs the whole matrix anew for a handful of rows, which costs more than the
 //! product. Here each weight is read once, in order, and meets all rows while it is in the
-//! cache. A sum runs along the weight row in eight lanes, whatever the number of rows, so
-//! that a row's result does not depend on its neighbours, to the bit.
+//! cache. A sum runs along the weight row in as many lanes as the processor has, whatever
+//! the number of rows, so that a row's result does not depend on its neighbours, to the bit.
 
+pub(super) mod attention;
 mod plain;
+pub(super) mod pointwise;
 mod team;
 #[cfg(target_arch = "x86_64")]
 mod wide;
+#[cfg(target_arch = "x86_64")]
+mod wide512;
+
+use std::ops::Range;
 
 use half::bf16;
 use tch::{Device, Kind, Tensor};
 
 /// Above so many rows libtorch's blocked product is the faster one.
 const MOST_ROWS: i64 = 16;
-/// Weight rows that a thread takes at a time.
-const PIECE: usize = 64;
+/// Weight rows that a thread takes at a time, at most.
+const PIECE: usize = 128;
+/// Weight rows that are multiplied together: a piece has a multiple of them.
+const TOGETHER: usize = 4;
 
 /// Weights in memory, row after row.
 #[derive(Clone, Copy)]
-pub(super) enum Weights<'a> {
+enum Weights<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
+}
+
+/// Multiplies all rows of `x`, so many of such a length, with some weight rows.
+type Kernel = fn(&[f32], (usize, usize), (Weights<'_>, Range<usize>), &Output);
+
+/// Returns the best kernel that this processor can do.
+fn kernel() -> Kernel {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if wide512::is_there() {
+            return wide512::multiply;
+        }
+        if wide::is_there() {
+            return wide::multiply;
+        }
+    }
+    plain::multiply
+}
+
+fn threads() -> usize {
+    usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1)
+}
+
+/// A weight `[outputs, inner]` where it lies in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix<'a> {
+    weights: Weights<'a>,
+    pub(super) inner: usize,
+    pub(super) outputs: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Returns nothing for a tensor that lies elsewhere or otherwise.
+    pub(super) fn of(weight: &'a Tensor) -> Option<Self> {
+        let (outputs, inner) = weight.size2().ok()?;
+        let here = weight.device() == Device::Cpu && weight.is_contiguous();
+        let weights = match here.then(|| weight.kind())? {
+            Kind::Float => Weights::F32(values(weight)),
+            Kind::BFloat16 => Weights::Bf16(values(weight)),
+            _ => return None,
+        };
+        Some(Self { weights, inner: inner as usize, outputs: outputs as usize })
+    }
+
+    /// Splits the weight rows into as many pieces for each thread.
+    fn pieces(&self, threads: usize) -> Vec<Range<usize>> {
+        let each = self.outputs.div_ceil(PIECE * threads).max(1);
+        let piece = self.outputs.div_ceil(each * threads).max(1).next_multiple_of(TOGETHER);
+        let starts = (0..self.outputs).step_by(piece);
+        starts.map(|from| from..(from + piece).min(self.outputs)).collect()
+    }
 }
 
 /// Where one thread writes: the outputs of some weight rows, for all rows of `x`.
@@ -37,11 +97,25 @@ struct Output {
 unsafe impl Sync for Output {}
 
 impl Output {
+    /// The caller borrows `out` for as long as this is used.
+    fn of(out: &mut [f32], rows: usize, width: usize) -> Self {
+        assert_eq!(out.len(), rows * width);
+        Self { start: out.as_mut_ptr(), width }
+    }
+
     #[expect(unsafe_code, reason = "a slice would cover what other threads write")]
     fn put(&self, row: usize, column: usize, value: f32) {
         debug_assert!(column < self.width);
-        // SAFETY: `rows_product` made room for all rows and columns, and calls with no others.
+        // SAFETY: `of` has seen that there is room for all rows and columns, and no kernel
+        // is called with others.
         unsafe { self.start.add(row * self.width + column).write(value) }
+    }
+
+    #[expect(unsafe_code, reason = "a slice would cover what other threads write")]
+    fn get(&self, row: usize, column: usize) -> f32 {
+        debug_assert!(column < self.width);
+        // SAFETY: as for `put`, and a thread reads only what it has written.
+        unsafe { self.start.add(row * self.width + column).read() }
     }
 }
 
@@ -55,20 +129,72 @@ pub(super) fn fits(rows: i64, device: Device) -> bool {
 /// that gradients go back through.
 pub(super) fn product(x: &Tensor, weight: &Tensor) -> Option<Tensor> {
     let (rows, width) = x.size2().ok()?;
-    let (outputs, inner) = weight.size2().ok()?;
-    let here = fits(rows, x.device()) && fits(rows, weight.device());
-    if !here || width != inner || x.requires_grad() || weight.requires_grad() {
+    if !fits(rows, x.device()) || x.requires_grad() || weight.requires_grad() {
         return None;
     }
+    let matrix = Matrix::of(weight).filter(|matrix| matrix.inner == width as usize)?;
     let x = x.to_kind(Kind::Float).contiguous();
-    let out = Tensor::empty([rows, outputs], (Kind::Float, Device::Cpu));
-    let shape = (rows as usize, inner as usize, outputs as usize);
-    match weight.is_contiguous().then(|| weight.kind())? {
-        Kind::Float => multiply(&x, shape, Weights::F32(values(weight)), &out),
-        Kind::BFloat16 => multiply(&x, shape, Weights::Bf16(values(weight)), &out),
-        _ => return None,
-    }
+    let mut out = Tensor::empty([rows, matrix.outputs as i64], (Kind::Float, Device::Cpu));
+    multiply(values(&x), rows as usize, [matrix], [values_mut(&mut out)]);
     Some(out)
+}
+
+/// Multiplies rows of `x` with matrices of the same inner length, each into its own place:
+/// one task for the threads, where each matrix for itself would be one.
+pub(super) fn multiply<const N: usize>(
+    x: &[f32],
+    rows: usize,
+    matrices: [Matrix<'_>; N],
+    out: [&mut [f32]; N],
+) {
+    let (kernel, threads) = (kernel(), threads());
+    let mut outputs = Vec::new();
+    let mut pieces = Vec::new();
+    for (place, (matrix, out)) in matrices.iter().zip(out).enumerate() {
+        assert_eq!(x.len(), rows * matrix.inner);
+        outputs.push(Output::of(out, rows, matrix.outputs));
+        pieces.extend(matrix.pieces(threads).into_iter().map(|columns| (place, columns)));
+    }
+    team::run(pieces.len(), threads, &|piece| {
+        let (place, columns) = &pieces[piece];
+        let Matrix { weights, inner, .. } = matrices[*place];
+        kernel(x, (rows, inner), (weights, columns.clone()), &outputs[*place]);
+    });
+}
+
+/// Puts `silu(x gate^T) * (x up^T)` into `gated`, where `upper` is room for the second
+/// factor. `narrow` rounds both products to bf16.
+pub(super) fn gated(
+    x: &[f32],
+    rows: usize,
+    [gate, up]: [Matrix<'_>; 2],
+    narrow: bool,
+    [gated, upper]: [&mut [f32]; 2],
+) {
+    let (kernel, threads) = (kernel(), threads());
+    assert!(x.len() == rows * gate.inner && x.len() == rows * up.inner);
+    assert_eq!(gate.outputs, up.outputs);
+    let left = Output::of(gated, rows, gate.outputs);
+    let right = Output::of(upper, rows, up.outputs);
+    let pieces = gate.pieces(threads);
+    let typed = |x: f32| if narrow { pointwise::to_bf16(x) } else { x };
+    team::run(pieces.len(), threads, &|piece| {
+        let columns = &pieces[piece];
+        kernel(x, (rows, gate.inner), (gate.weights, columns.clone()), &left);
+        kernel(x, (rows, up.inner), (up.weights, columns.clone()), &right);
+        for row in 0..rows {
+            for column in columns.clone() {
+                let (x, factor) = (typed(left.get(row, column)), typed(right.get(row, column)));
+                left.put(row, column, pointwise::silu(x) * factor);
+            }
+        }
+    });
+}
+
+/// Returns the numbers of an f32 tensor; nothing if it lies elsewhere or otherwise.
+pub(super) fn numbers(tensor: &Tensor) -> Option<&[f32]> {
+    let here = tensor.device() == Device::Cpu && tensor.is_contiguous();
+    (here && tensor.kind() == Kind::Float).then(|| values(tensor))
 }
 
 /// Returns the numbers of a contiguous tensor of this machine's memory, whose kind is `T`'s.
@@ -79,24 +205,12 @@ fn values<T>(tensor: &Tensor) -> &[T] {
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast(), tensor.numel()) }
 }
 
-fn multiply(
-    x: &Tensor,
-    (rows, inner, outputs): (usize, usize, usize),
-    weights: Weights<'_>,
-    out: &Tensor,
-) {
-    let x: &[f32] = values(x);
-    let output = Output { start: out.data_ptr().cast(), width: outputs };
-    let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1);
-    team::run(outputs.div_ceil(PIECE), threads, &|piece| {
-        let from = piece * PIECE;
-        let columns = from..(from + PIECE).min(outputs);
-        #[cfg(target_arch = "x86_64")]
-        if wide::is_there() {
-            return wide::multiply(x, (rows, inner), (weights, columns), &output);
-        }
-        plain::multiply(x, (rows, inner), (weights, columns), &output);
-    });
+/// Returns those of a tensor that was made as f32 in this machine's memory.
+#[expect(unsafe_code, reason = "tch gives no slice of a tensor")]
+pub(super) fn values_mut(tensor: &mut Tensor) -> &mut [f32] {
+    assert!(numbers(tensor).is_some());
+    // SAFETY: libtorch keeps `numel` numbers there as long as the tensor lives.
+    unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast(), tensor.numel()) }
 }
 
 #[cfg(test)]
@@ -138,18 +252,105 @@ mod tests {
             let out = product(&x_tensor, &w_tensor).unwrap();
             let half = product(&x_tensor, &w_tensor.to_kind(Kind::BFloat16)).unwrap();
             assert_eq!(values::<f32>(&out), values::<f32>(&half), "weights that both types hold");
-            let mut scalar = vec![0.0; rows * outputs];
-            let output = Output { start: scalar.as_mut_ptr(), width: outputs };
-            plain::multiply(&x, (rows, inner), (Weights::Bf16(&narrow), 0..outputs), &output);
-            for row in 0..rows {
-                for column in 0..outputs {
-                    let place = row * outputs + column;
-                    for found in [values::<f32>(&out)[place], scalar[place]] {
-                        let off = (f64::from(found) - exact(row, column)).abs();
-                        assert!(off <= bound, "{rows}x{inner}x{outputs}: {off}");
-                    }
+            let check = |name: &str, found: &[f32]| {
+                for (place, found) in found.iter().enumerate() {
+                    let wanted = exact(place / outputs, place % outputs);
+                    let off = (f64::from(*found) - wanted).abs();
+                    assert!(off <= bound, "{name} {rows}x{inner}x{outputs}: {off}");
+                }
+            };
+            check("product", values(&out));
+            for (name, kernel) in kernels() {
+                for weights in [Weights::F32(&w), Weights::Bf16(&narrow)] {
+                    let mut found = vec![0.0; rows * outputs];
+                    let output = Output::of(&mut found, rows, outputs);
+                    kernel(&x, (rows, inner), (weights, 0..outputs), &output);
+                    check(name, &found);
                 }
             }
+        }
+    }
+
+    /// All that this processor can do.
+    fn kernels() -> Vec<(&'static str, Kernel)> {
+        let plain: Kernel = plain::multiply;
+        let mut kernels = vec![("plain", plain)];
+        #[cfg(target_arch = "x86_64")]
+        if wide::is_there() {
+            kernels.push(("wide", wide::multiply));
+        }
+        #[cfg(target_arch = "x86_64")]
+        if wide512::is_there() {
+            kernels.push(("wide512", wide512::multiply));
+        }
+        kernels
+    }
+
+    /// Whatever rows and weight rows are taken together with, in each kernel.
+    #[test]
+    fn a_sum_is_the_same_in_any_company() {
+        let (inner, outputs) = (83, 23);
+        let (x, w) = (numbers(8, 16 * inner), numbers(9, outputs * inner));
+        for (name, kernel) in kernels() {
+            let found = |rows: usize, columns: Range<usize>| {
+                let mut found = vec![0.0; rows * outputs];
+                let output = Output::of(&mut found, rows, outputs);
+                kernel(&x[..rows * inner], (rows, inner), (Weights::F32(&w), columns), &output);
+                found
+            };
+            let all = found(16, 0..outputs);
+            for rows in 1..=16 {
+                assert_eq!(found(rows, 0..outputs), all[..rows * outputs], "{name}, {rows} rows");
+            }
+            for column in 0..outputs {
+                let alone = found(9, column..column + 1);
+                for row in 0..9 {
+                    let place = row * outputs + column;
+                    assert_eq!(alone[place], all[place], "{name}, {row}, {column}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_thread_has_as_many_pieces() {
+        let weight = Tensor::zeros([576, 4], (Kind::Float, Device::Cpu));
+        let pieces = |outputs: i64, threads: usize| {
+            Matrix::of(&weight.narrow(0, 0, outputs)).unwrap().pieces(threads)
+        };
+        assert_eq!(pieces(576, 2), [0..96, 96..192, 192..288, 288..384, 384..480, 480..576]);
+        assert_eq!(pieces(192, 2), [0..96, 96..192]);
+        assert_eq!(pieces(7, 2), [0..4, 4..7]);
+        assert_eq!(pieces(1, 8).len(), 1);
+        assert_eq!(pieces(300, 1), [0..100, 100..200, 200..300]);
+    }
+
+    #[test]
+    fn several_products_are_one_task_and_the_same_numbers() {
+        let (rows, inner) = (3, 40);
+        let x = numbers(10, rows * inner);
+        let weights = [5, 130].map(|outputs| tensor(&numbers(11, outputs * inner), inner));
+        let [left, right] = weights.each_ref().map(|weight| Matrix::of(weight).unwrap());
+        let (mut first, mut second) = (vec![0.0; rows * 5], vec![0.0; rows * 130]);
+        multiply(&x, rows, [left, right], [&mut first, &mut second]);
+        for (found, weight) in [&first, &second].into_iter().zip(&weights) {
+            let wanted = product(&tensor(&x, inner), weight).unwrap();
+            assert_eq!(found.as_slice(), values::<f32>(&wanted));
+        }
+    }
+
+    #[test]
+    fn a_gate_is_silu_times_the_other() {
+        let (rows, inner, outputs) = (3, 16, 70);
+        let x = numbers(12, rows * inner);
+        let [gate, up] = [13, 14].map(|seed| tensor(&numbers(seed, outputs * inner), inner));
+        let product = |weight: &Tensor| product(&tensor(&x, inner), weight).unwrap();
+        let wanted = product(&gate).silu() * product(&up);
+        let matrices = [&gate, &up].map(|weight| Matrix::of(weight).unwrap());
+        let (mut found, mut upper) = (vec![0.0; rows * outputs], vec![0.0; rows * outputs]);
+        gated(&x, rows, matrices, false, [&mut found, &mut upper]);
+        for (found, wanted) in found.iter().zip(values::<f32>(&wanted)) {
+            assert!((found - wanted).abs() <= 1e-6 * (1.0 + wanted.abs()), "{found}, {wanted}");
         }
     }
 

@@ -10,15 +10,16 @@ mod cloud;
 mod shards;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Hop, Run, published};
 use crate::store::Store;
-use cloud::Cloud;
+use cloud::{Cloud, Look};
 use shards::{Folder, Ledger, Outcome, Shards, Turns};
 
 /// Rates are taken over so long.
@@ -99,82 +100,112 @@ pub struct Queue {
 pub struct Accountant {
     run: Run,
     hops: Vec<Hop>,
+    store: Option<Store>,
+    known: Shared,
+}
+
+/// What is known of shards and policies. A look at a store adds to it while others count.
+#[derive(Debug, Default)]
+struct Known {
     shards: Shards,
     ledger: Ledger,
-    cloud: Option<Cloud>,
+    cloud: Cloud,
+}
+
+type Shared = Arc<Mutex<Known>>;
+
+/// What was noted stays true, whoever panicked meanwhile.
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Accountant {
     /// Looks at a run whose turns go this way.
     pub fn new(run: &Run, without: &[String]) -> Self {
         let hops = run.hops(without);
-        let (shards, ledger) = (Shards::default(), Ledger::default());
-        Self { run: run.clone(), hops, shards, ledger, cloud: None }
+        Self { run: run.clone(), hops, store: None, known: Shared::default() }
     }
 
     /// Looks at the folder of a store by which the stages meet.
     pub fn over(self, store: Store) -> Self {
-        Self { cloud: Some(Cloud::new(store)), ..self }
+        Self { store: Some(store), ..self }
     }
 
-    /// Looks at the store, if there is one. What it told before an error, or before
-    /// this was dropped, is not asked again.
-    pub async fn look(&mut self) -> Result<(), Error> {
-        match &mut self.cloud {
-            Some(cloud) => cloud.look(&self.hops, &mut self.shards, &mut self.ledger).await,
-            None => Ok(()),
+    /// Looks at the store, if there is one: as long as that takes, while turns are
+    /// counted as it told of them last. What it told before an error, or before this was
+    /// dropped, is not asked again.
+    pub fn look(&self) -> impl Future<Output = Result<(), Error>> + use<> {
+        let look = self.store.as_ref().map(|store| Look {
+            store: store.clone(),
+            hops: self.hops.clone(),
+            known: self.known.clone(),
+        });
+        async move {
+            match look {
+                Some(look) => look.look().await,
+                None => Ok(()),
+            }
         }
     }
 
     /// Whether there is something to count: a store was never looked at otherwise.
     pub fn has_looked(&self) -> bool {
-        self.cloud.as_ref().is_none_or(Cloud::has_looked)
+        self.store.is_none() || self.told_at().is_some()
+    }
+
+    /// Returns since when the store may have changed, if there is one and it has told: in
+    /// seconds since 1970.
+    pub fn told_at(&self) -> Option<u64> {
+        let told = lock(&self.known).cloud.told_at()?;
+        Some(told.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs())
     }
 
     /// Returns the step that the newest policy stands for.
     pub fn published(&self) -> Option<u64> {
-        match &self.cloud {
-            Some(cloud) => cloud.published(),
+        match &self.store {
+            Some(_) => lock(&self.known).cloud.published(),
             None => published(&self.run.policy()),
         }
     }
 
-    fn list(&self, folder: &Path) -> Result<Folder, Error> {
-        match &self.cloud {
-            Some(cloud) => Ok(cloud.folder(folder)),
+    fn list(&self, known: &Known, folder: &Path) -> Result<Folder, Error> {
+        match &self.store {
+            Some(_) => Ok(known.cloud.folder(folder)),
             None => Folder::list(folder),
         }
     }
 
-    fn steps_made(&self, policies: &Path) -> Vec<(u64, SystemTime)> {
-        match &self.cloud {
-            Some(cloud) => cloud.steps_made(),
+    fn steps_made(&self, known: &Known, policies: &Path) -> Vec<(u64, SystemTime)> {
+        match &self.store {
+            Some(_) => known.cloud.steps_made(),
             None => steps_made(policies),
         }
     }
 
-    fn given_up(&self, folder: &Path) -> HashSet<OsString> {
-        match &self.cloud {
-            Some(cloud) => cloud.given_up(folder),
+    fn given_up(&self, known: &Known, folder: &Path) -> HashSet<OsString> {
+        match &self.store {
+            Some(_) => known.cloud.given_up(folder),
             None => given_up(folder),
         }
     }
 
-    /// Counts; in a store what was there at the last look. Folders are listed before those that they flow into, so that a turn
-    /// on its way is seen once.
+    /// Counts; in a store what was there at the last look. Folders are listed before
+    /// those that they flow into, so that a turn on its way is seen once.
     pub fn take(&mut self) -> Result<(Account, Vec<Queue>), Error> {
         let spool = Folder::list(&self.run.turns())?;
+        let mut guard = lock(&self.known);
+        let known = &mut *guard;
         let mut behind = Vec::new();
         for hop in self.hops.iter().filter(|hop| hop.stage != "train") {
-            behind.push(self.list(&hop.into)?);
+            behind.push(self.list(known, &hop.into)?);
         }
         let policies =
             self.hops.iter().find(|hop| hop.stage == "train").map(|hop| hop.into.clone());
-        if let Some(policies) = policies.filter(|_| self.cloud.is_none()) {
-            self.ledger.refresh(&policies)?;
+        if let Some(policies) = policies.filter(|_| self.store.is_none()) {
+            known.ledger.refresh(&policies)?;
         }
         let failed: Vec<HashSet<OsString>> =
-            self.hops.iter().map(|hop| self.given_up(&hop.into)).collect();
+            self.hops.iter().map(|hop| self.given_up(known, &hop.into)).collect();
         let mut count = Count {
             account: Account::default(),
             queues: self.hops.iter().map(|hop| queue(hop.stage)).collect(),
@@ -182,44 +213,56 @@ impl Accountant {
         };
         for name in spool.names() {
             let done = behind.iter().take_while(|folder| folder.has(name)).count();
-            let at = match done {
-                0 => self.run.turns(),
-                done => self.hops[done - 1].into.clone(),
-            };
-            let rows = self.shards.rows(&self.run.turns().join(name));
-            let here = self.shards.rows(&at.join(name));
-            let (Some(rows), Some(here)) = (rows, here) else {
-                count.account.unreadable += 1;
-                continue;
-            };
-            count.account.captured += rows;
-            count.account.lost += rows as i64 - here as i64;
-            let written = self.shards.written(&at.join(name));
             let listed = failed.get(done).is_some_and(|failed| failed.contains(name));
-            match self.hops.get(done) {
-                Some(hop) if listed => count.give_up(hop.stage, here),
-                Some(hop) if hop.stage == "train" => {
-                    match self.shards.turns(&at.join(name)) {
-                        Some(turns) => count.trainable((done, written), turns, &self.ledger),
-                        // Its turns are there; which of them were trained, nobody can say.
-                        None => {
-                            count.account.unreadable += 1;
-                            count.wait((done, hop.stage), written, here);
-                        }
-                    }
-                }
-                Some(hop) => count.wait((done, hop.stage), written, here),
-                None => count.account_for("nobody", here),
-            }
+            self.count_shard(known, &mut count, (name, done, listed));
         }
         for (index, hop) in self.hops.iter().enumerate() {
-            count.queues[index].failed = failed[index].len() as u64;
+            // One that was done later, as by a stage that was started anew, is not given up.
+            let done = |name: &OsString| behind.get(index).is_some_and(|folder| folder.has(name));
+            let given_up = failed[index].iter().filter(|name| !done(name));
+            count.queues[index].failed = given_up.count() as u64;
             count.queues[index].rows_per_minute = match behind.get(index) {
-                Some(folder) => rate(&mut self.shards, &hop.into, folder),
-                None => trained_rate(&self.run, self.steps_made(&hop.into)),
+                Some(folder) => rate(&mut known.shards, &hop.into, folder),
+                None => trained_rate(&self.run, self.steps_made(known, &hop.into)),
             };
         }
         Ok((count.account, count.queues))
+    }
+
+    /// Counts a shard that so many stages have done, and that the next one has given up if
+    /// it is `listed`.
+    fn count_shard(
+        &self,
+        known: &mut Known,
+        count: &mut Count,
+        (name, done, listed): (&OsStr, usize, bool),
+    ) {
+        let at = match done {
+            0 => self.run.turns(),
+            done => self.hops[done - 1].into.clone(),
+        };
+        let rows = known.shards.rows(&self.run.turns().join(name));
+        let here = known.shards.rows(&at.join(name));
+        let (Some(rows), Some(here)) = (rows, here) else {
+            count.account.unreadable += 1;
+            return;
+        };
+        count.account.captured += rows;
+        count.account.lost += rows as i64 - here as i64;
+        let written = known.shards.written(&at.join(name));
+        match self.hops.get(done) {
+            Some(hop) if listed => count.give_up(hop.stage, here),
+            Some(hop) if hop.stage == "train" => match known.shards.turns(&at.join(name)) {
+                Some(turns) => count.trainable((done, written), turns, &known.ledger),
+                // Its turns are there; which of them were trained, nobody can say.
+                None => {
+                    count.account.unreadable += 1;
+                    count.wait((done, hop.stage), written, here);
+                }
+            },
+            Some(hop) => count.wait((done, hop.stage), written, here),
+            None => count.account_for("nobody", here),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which processes a loop is made of: the commands that a person would type.
 
+mod own;
 mod serve;
 mod weights;
 
@@ -84,6 +85,7 @@ pub fn children(plan: &Plan, wishes: &Wishes, given: Given<'_>) -> Result<Vec<Ch
     let cast = Cast { plan, wishes, given };
     cast.check_run()?;
     cast.check_without()?;
+    cast.check_own()?;
     let mut found: Vec<Child> =
         plan.engines.iter().map(|(name, it)| cast.engine(name, it)).collect();
     found.push(cast.serve()?);

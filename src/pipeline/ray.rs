@@ -4,8 +4,11 @@
 //! answer was lost finds the job that it made. A head that does not answer is no
 //! news of a job: [`Ray::poll`] errors, and the caller asks again.
 
+mod log;
+
 use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Response, StatusCode};
@@ -13,15 +16,25 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Error, Job, State, quoting, taken};
+use self::log::Text;
+use super::taken::Taking;
+use super::{Error, Job, State, quoting};
 
 /// Longest wait for an answer of the head.
 const ANSWER: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(5);
+/// A head that did not answer for that long is left alone for so long: else each process
+/// of a loop would wait for it in turn, and nobody would hear a signal meanwhile.
+const QUIET: Duration = Duration::from_secs(5);
 /// Time that a job gets to end by itself, in seconds. Ray's own is three.
 const STOP_WAIT: &str = "60";
-/// Largest answer, which is a log.
-const LARGEST: u64 = 64 << 20;
+/// Largest answer, but for a log.
+const LARGEST: u64 = 8 << 20;
+/// Longest time that a log may take to come. What has come by then stays.
+const LOG: Duration = Duration::from_secs(60);
+/// A head sends a log whole, each time. One of so many bytes is asked for every
+/// second at most, a longer one as much less often.
+const LOG_PER_SECOND: u64 = 1 << 20;
 
 /// The head of a cluster.
 #[derive(Debug)]
@@ -31,6 +44,10 @@ pub struct Ray {
     scope: String,
     /// Jobs of which nobody knows whether they were submitted, by name.
     unsure: HashMap<String, String>,
+    /// The job that had a name last, and until when its log is not asked for.
+    logs_rest: HashMap<String, (String, Instant)>,
+    /// Until when a head that hangs is left alone, and what is told of it.
+    hung: Mutex<Option<(Instant, String)>>,
 }
 
 /// What the head tells of a job.
@@ -70,7 +87,8 @@ impl Ray {
         }
         let client = builder.build().map_err(|error| refuse(error.to_string()))?;
         let scope = quoting::scope(scope);
-        Ok(Self { client, base, scope, unsure: HashMap::new() })
+        let (unsure, logs_rest) = (HashMap::new(), HashMap::new());
+        Ok(Self { client, base, scope, unsure, logs_rest, hung: Mutex::default() })
     }
 
     /// Asks a head which version it is: whether there is one that takes jobs.
@@ -104,6 +122,8 @@ impl Ray {
             count => body["entrypoint_num_gpus"] = json!(count),
         }
         let answer = self.ask(Method::POST, "/api/jobs/", Some(&body)).await;
+        // What has become of it is asked at once, also of a head that took long.
+        self.hung = Mutex::default();
         let refused = match answer {
             Ok(_) => None,
             Err(Answer::Refused(_, text)) if text.contains("already exists") => None,
@@ -141,23 +161,66 @@ impl Ray {
     /// Says how a job is. Errors if the head does not.
     pub async fn poll(&mut self, job: &Job) -> Result<State, Error> {
         let Some(told) = self.told(&job.id).await? else { return Ok(State::Lost) };
-        told.state().ok_or_else(|| Error::Scheduler {
+        let state = told.state().ok_or_else(|| Error::Scheduler {
             whom: self.base.clone(),
             problem: format!("job `{}` is `{}`, which is no state", job.name, told.status),
-        })
+        })?;
+        if !state.is_alive() {
+            // The end of its log is wanted now.
+            self.logs_rest.remove(&job.name);
+        }
+        Ok(state)
     }
 
-    /// Appends what is new of a job's log to its file.
+    /// Appends what is new of a job's log to its file. A long one is not asked for
+    /// each time, unless the job is known to have ended.
     pub async fn logs(&mut self, job: &Job) -> Result<(), Error> {
-        let path = format!("/api/jobs/{}/logs", self.id(&job.id));
-        let answer = match self.ask(Method::GET, &path, None).await {
-            Err(Answer::Refused(404, _)) => return Ok(()),
-            answer => answer.map_err(|error| self.failed(error))?,
-        };
-        match answer.get("logs").and_then(Value::as_str) {
-            Some(text) => taken::append(job, text.as_bytes()),
-            None => Ok(()),
+        let rest = self.logs_rest.get(&job.name).filter(|(id, _)| *id == job.id);
+        if rest.is_some_and(|(_, until)| Instant::now() < *until) {
+            return Ok(());
         }
+        let length = match self.take_log(job).await? {
+            Some(length) => length,
+            None => self.take_log(job).await?.unwrap_or_default(),
+        };
+        let until = Instant::now() + Duration::from_secs(length / LOG_PER_SECOND);
+        self.logs_rest.insert(job.name.clone(), (job.id.clone(), until));
+        Ok(())
+    }
+
+    /// Takes a log as it comes, and returns its length; nothing if it has to come again.
+    async fn take_log(&self, job: &Job) -> Result<Option<u64>, Error> {
+        let none = |error: reqwest::Error| self.failed(Answer::None(causes(&error)));
+        let url = format!("{}/api/jobs/{}/logs", self.base, self.id(&job.id));
+        self.check_hung().map_err(|answer| self.failed(answer))?;
+        let mut response = self.client.get(url).timeout(LOG).send().await.map_err(none)?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::NOT_FOUND => return Ok(Some(0)),
+            status => {
+                let text = read(response).await.map_err(|answer| self.failed(answer))?;
+                let text = String::from_utf8_lossy(&text).into_owned();
+                return Err(self.failed(Answer::Refused(status.as_u16(), text)));
+            }
+        }
+        let (mut text, mut taking) = (Text::default(), Taking::new(job));
+        let come = loop {
+            match response.chunk().await {
+                Ok(Some(chunk)) => {
+                    if let Err(error) = taking.take(&text.read(&chunk)) {
+                        break Err(error);
+                    }
+                }
+                Ok(None) if text.is_whole() => break Ok(()),
+                Ok(None) => {
+                    let problem = "its answer is no log: is it a Ray head?".to_owned();
+                    break Err(self.failed(Answer::None(problem)));
+                }
+                Err(error) => break Err(none(error)),
+            }
+        };
+        let length = taking.end(come.is_ok());
+        come.and(length)
     }
 
     /// Asks a job to end. Ray ends it after a minute if it does not.
@@ -192,12 +255,12 @@ impl Ray {
     }
 
     async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Answer> {
-        let none = |error: reqwest::Error| Answer::None(causes(&error));
+        self.check_hung()?;
         let mut request = self.client.request(method, format!("{}{path}", self.base));
         if let Some(body) = body {
             request = request.json(body);
         }
-        let response = request.send().await.map_err(none)?;
+        let response = request.send().await.map_err(|error| self.unanswered(&error))?;
         let status = response.status();
         let text = read(response).await?;
         match status {
@@ -207,6 +270,24 @@ impl Ray {
                 let text = String::from_utf8_lossy(&text).into_owned();
                 Err(Answer::Refused(status.as_u16(), text))
             }
+        }
+    }
+
+    /// Tells why there is no answer. Of a head that hangs it is told again for a while.
+    fn unanswered(&self, error: &reqwest::Error) -> Answer {
+        let problem = causes(error);
+        if error.is_timeout() {
+            let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+            *hung = Some((Instant::now() + QUIET, problem.clone()));
+        }
+        Answer::None(problem)
+    }
+
+    /// Errors while a head that hangs is left alone.
+    fn check_hung(&self) -> Result<(), Answer> {
+        match &*self.hung.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some((until, told)) if Instant::now() < *until => Err(Answer::None(told.clone())),
+            _ => Ok(()),
         }
     }
 
@@ -270,4 +351,27 @@ fn causes(error: &reqwest::Error) -> String {
         last = cause;
     }
     last.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_head_that_hangs_is_waited_for_once() {
+        let mut ray = Ray::new("http://127.0.0.1:1", "scope", None).unwrap();
+        // It takes connections, and nobody reads them.
+        let head = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", head.local_addr().unwrap());
+        let client = Client::builder().no_proxy().timeout(Duration::from_millis(1));
+        let error = client.build().unwrap().get(url).send().await.unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+        let _ = ray.unanswered(&error);
+        let told = ray.version().await.unwrap_err().to_string();
+        assert!(told.ends_with(&causes(&error)), "{told}");
+        // It is asked again later.
+        ray.hung = Mutex::new(Some((Instant::now(), causes(&error))));
+        let told = ray.version().await.unwrap_err().to_string();
+        assert!(!told.ends_with(&causes(&error)), "{told}");
+    }
 }

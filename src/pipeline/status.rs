@@ -29,8 +29,14 @@ pub struct Status {
     pub stages: Vec<Queue>,
     /// The policies.
     pub policy: PolicyStatus,
-    /// What has become of the turns.
-    pub account: Account,
+    /// When the store told what is shown of turns and policies, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub told_at: Option<u64>,
+    /// What has become of the turns. Nothing as long as nobody knows.
+    pub account: Option<Account>,
+    /// Why nobody knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untold: Option<String>,
 }
 
 /// How the policies are.
@@ -64,6 +70,12 @@ impl PolicyStatus {
         let health = if steps.is_empty() { BTreeMap::new() } else { health.collect() };
         Self { published, served, staleness, last_step: steps.last().map(|step| step.step), health }
     }
+
+    /// Looks at the policies of a run of which nobody knows the newest: whoever has it has
+    /// not told yet.
+    pub fn untold(run: &Run, served: BTreeMap<String, Option<String>>) -> Self {
+        Self { staleness: None, ..Self::of(run, None, served) }
+    }
 }
 
 /// Reads the metrics of a run. A line that is still being written is left out.
@@ -87,17 +99,13 @@ impl Status {
     /// Writes it in Prometheus' text format.
     pub fn prometheus(&self) -> String {
         let mut text = Text::default();
-        let account = &self.account;
-        text.one("turns_captured", "Rows in the spool.", account.captured as f64);
-        text.one("turns_trained", "Turns trained.", account.trained as f64);
-        text.one("turns_lost", "Rows that are nowhere.", account.lost as f64);
-        text.family("turns_refused", "Turns not trained, by reason.");
-        for (reason, count) in &account.refused {
-            text.sample("turns_refused", &[("reason", reason)], *count as f64);
+        // Nothing is not none: what nobody knows has no figure.
+        if let Some(account) = &self.account {
+            text.turns(account);
         }
-        text.family("turns_pending", "Turns on their way, by stage.");
-        for (stage, count) in &account.pending {
-            text.sample("turns_pending", &[("stage", stage)], *count as f64);
+        if let Some(told) = self.told_at {
+            let age = self.at.saturating_sub(told);
+            text.one("store_age_seconds", "Since the store told of it.", age as f64);
         }
         let queues: [Figure; 5] = [
             ("queue_shards", "Shards that wait.", |it| it.shards as f64),
@@ -165,6 +173,20 @@ impl Text {
     fn one(&mut self, name: &str, help: &str, value: f64) {
         self.family(name, help);
         self.sample(name, &[], value);
+    }
+
+    fn turns(&mut self, account: &Account) {
+        self.one("turns_captured", "Rows in the spool.", account.captured as f64);
+        self.one("turns_trained", "Turns trained.", account.trained as f64);
+        self.one("turns_lost", "Rows that are nowhere.", account.lost as f64);
+        self.family("turns_refused", "Turns not trained, by reason.");
+        for (reason, count) in &account.refused {
+            self.sample("turns_refused", &[("reason", reason)], *count as f64);
+        }
+        self.family("turns_pending", "Turns on their way, by stage.");
+        for (stage, count) in &account.pending {
+            self.sample("turns_pending", &[("stage", stage)], *count as f64);
+        }
     }
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {

@@ -25,7 +25,8 @@ pub(super) async fn complete(
 ) -> Result<Response, Failure> {
     let body: ChatBody = parse(body)?;
     let wanted = Wanted::of(&body, headers, served)?;
-    let order = order(&body, served)?;
+    let mut order = order(&body, served)?;
+    order.ticket = Some(served.gate.enter(order.answers)?);
     let generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
     if body.stream == Some(true) {
         return Ok(chat_stream::respond(generation, wanted, served.clone()));
@@ -54,7 +55,7 @@ fn order(body: &ChatBody, served: &Served) -> Result<Order, Failure> {
     };
     Ok(Order {
         rid: served.rid(body.rid.as_deref()),
-        plan: wishes.plan(config, prompt.len(), served.seed())?,
+        plan: wishes.plan(served, prompt.len())?,
         prompt: prompt.into(),
         adapter: served.adapter(body)?,
         answers: wishes.answers()?,
@@ -63,6 +64,7 @@ fn order(body: &ChatBody, served: &Served) -> Result<Order, Failure> {
         skip_special: body.skip_special_tokens != Some(false),
         think,
         tools: choice,
+        ticket: None,
     })
 }
 

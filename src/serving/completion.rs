@@ -21,7 +21,7 @@ use super::compute::Token;
 use super::extras::{Wanted, metadata, usage};
 use super::failure::{Failure, parse};
 use super::generation::{Generation, Order, append};
-use super::request::{Wishes, checked};
+use super::request::{Wishes, check_prompts, checked};
 use super::routes::Served;
 use super::text::{Part, Tools};
 
@@ -34,7 +34,9 @@ pub(super) async fn complete(
     let body: CompletionBody = parse(body)?;
     let mut wanted = Wanted::of(&body.chat, headers, served)?;
     wanted.log_probs = body.logprobs.is_some();
-    let orders = orders(&body, served)?;
+    let mut orders = orders(&body, served)?;
+    let ticket = served.gate.enter(orders.iter().map(|order| order.answers).sum())?;
+    orders.iter_mut().for_each(|order| order.ticket = Some(ticket.clone()));
     let start = |order| Generation::start(order, &served.compute, &served.chat.tokenizer);
     let generations = orders.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
     match body.chat.stream {
@@ -47,25 +49,32 @@ fn orders(body: &CompletionBody, served: &Served) -> Result<Vec<Order>, Failure>
     let wishes = Wishes::of_completion(body)?;
     let rid = served.rid(body.chat.rid.as_deref());
     let adapter = served.adapter(&body.chat)?;
+    let (answers, stops) = (wishes.answers()?, wishes.stops()?);
     let order = |ids| {
         let prompt = checked(ids, &served.config)?;
         Ok(Order {
             rid: rid.clone(),
-            plan: wishes.plan(&served.config, prompt.len(), served.seed())?,
+            plan: wishes.plan(served, prompt.len())?,
             prompt: prompt.into(),
             adapter,
-            answers: wishes.answers()?,
-            stops: wishes.stops()?,
+            answers,
+            stops: stops.clone(),
             keep_stop: body.chat.no_stop_trim == Some(true),
             skip_special: body.chat.skip_special_tokens != Some(false),
             think: None,
             tools: Tools::None,
+            ticket: None,
         })
     };
-    prompts(&body.prompt, &served.chat.tokenizer)?.into_iter().map(order).collect()
+    prompts(&body.prompt, answers, &served.chat.tokenizer)?.into_iter().map(order).collect()
 }
 
-fn prompts(prompt: &Value, tokenizer: &Tokenizer) -> Result<Vec<Vec<i64>>, Failure> {
+/// Returns the ids of each prompt; `answers` are wanted to each.
+fn prompts(
+    prompt: &Value,
+    answers: usize,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<Vec<i64>>, Failure> {
     let wrong = || {
         let forms = "a text, a list of texts, a list of ids nor a list of such lists";
         Failure::of("prompt", format!("`prompt` is neither {forms}"))
@@ -80,7 +89,10 @@ fn prompts(prompt: &Value, tokenizer: &Tokenizer) -> Result<Vec<Vec<i64>>, Failu
     };
     match prompt {
         Value::Array(all) if all.is_empty() => Err(Failure::of("prompt", "`prompt` is empty")),
-        Value::Array(all) if !all.iter().any(Value::is_number) => all.iter().map(one).collect(),
+        Value::Array(all) if !all.iter().any(Value::is_number) => {
+            check_prompts(all.len(), answers)?;
+            all.iter().map(one).collect()
+        }
         prompt => Ok(vec![one(prompt)?]),
     }
 }

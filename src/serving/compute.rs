@@ -3,6 +3,7 @@
 //! One thread owns the model. Everybody else holds a [`Compute`], sends commands
 //! and reads the status; nothing of libtorch leaves the thread.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -131,7 +132,8 @@ pub(super) struct Status {
     pub(super) running: usize,
     pub(super) waiting: usize,
     pub(super) alive: bool,
-    pub(super) adapters: Names,
+    /// Shared: every request reads them.
+    pub(super) adapters: Arc<Names>,
 }
 
 /// The status, shared.
@@ -139,6 +141,18 @@ pub(super) struct Status {
 pub(super) struct Board(Arc<RwLock<Status>>);
 
 impl Board {
+    pub(super) fn new(version: String, folder: PathBuf) -> Self {
+        Self(Arc::new(RwLock::new(Status {
+            version: version.into(),
+            folder,
+            paused: false,
+            running: 0,
+            waiting: 0,
+            alive: true,
+            adapters: Arc::default(),
+        })))
+    }
+
     pub(super) fn read(&self) -> Status {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -161,6 +175,8 @@ pub(super) struct Compute {
 pub(super) struct Limits {
     /// Answers that are generated together.
     pub(super) max_running: usize,
+    /// Bytes of keys and values of all of them together.
+    pub(super) kv_memory: usize,
     /// How later weights are loaded.
     pub(super) load: LoadOptions,
 }
@@ -174,22 +190,12 @@ impl Compute {
         limits: Limits,
     ) -> std::io::Result<(Self, JoinHandle<()>)> {
         let (commands, inbox) = mpsc::channel();
-        let status = Status {
-            version: version.into(),
-            folder,
-            paused: false,
-            running: 0,
-            waiting: 0,
-            alive: true,
-            adapters: Names::default(),
-        };
-        let board = Board(Arc::new(RwLock::new(status)));
+        let board = Board::new(version, folder);
         let scheduler = Scheduler::new(model, limits, board.clone());
         let told = board.clone();
-        let thread = std::thread::Builder::new().name("compute".to_owned()).spawn(move || {
-            scheduler.run(&inbox);
-            told.change(|status| status.alive = false);
-        })?;
+        let thread = std::thread::Builder::new()
+            .name("compute".to_owned())
+            .spawn(move || work(&told, || scheduler.run(&inbox)))?;
         let metrics = Arc::new(Metrics::new());
         Ok((Self { commands, board, metrics }, thread))
     }
@@ -213,5 +219,43 @@ impl Compute {
         let (reply, answer) = oneshot::channel();
         self.send(Command::Score(ScoreJob { request, adapter, reply }))?;
         answer.await.map_err(|_| Failure::stopped())?
+    }
+}
+
+/// Does the thread's work and says when that is over. A panic ends it, too: its requests
+/// are dropped and so answered, and `/health` must not go on saying that all is well.
+fn work(board: &Board, run: impl FnOnce()) {
+    let ended = catch_unwind(AssertUnwindSafe(run));
+    board.change(|status| status.alive = false);
+    if ended.is_err() {
+        tracing::error!("the compute thread has failed: nothing is answered until a new start");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_thread_is_told_and_leaves_nobody_waiting() {
+        let (commands, inbox) = mpsc::channel();
+        let board = Board::new("0".to_owned(), PathBuf::new());
+        let metrics = Arc::new(Metrics::new());
+        let compute = Compute { commands, board: board.clone(), metrics };
+        let (reply, answer) = oneshot::channel();
+        compute.send(Command::Continue(reply)).unwrap();
+        assert!(compute.status().alive);
+        let thread = std::thread::spawn(move || {
+            work(&board, move || {
+                let _inbox = inbox;
+                panic!("a fault, as this test wants it");
+            });
+        });
+        thread.join().unwrap();
+        assert!(!compute.status().alive);
+        assert!(answer.blocking_recv().is_err(), "who waited hears that nothing comes");
+        let refused = compute.send(Command::Abort(None)).unwrap_err();
+        assert_eq!(refused, Failure::stopped());
+        assert_eq!(refused.status.as_u16(), 503);
     }
 }

@@ -1,6 +1,7 @@
 //! Errors of a request, in the two shapes that SGLang gives them.
 
-use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -12,12 +13,19 @@ pub(super) struct Failure {
     pub(super) message: String,
     /// The member of the request that is to blame, if it is one.
     pub(super) param: Option<&'static str>,
+    /// After how many seconds it may be sent again, if that could help.
+    retry_after: Option<u64>,
 }
 
 impl Failure {
+    /// Something is wrong that this status stands for.
+    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, retry_after: None }
+    }
+
     /// The request itself is wrong.
     pub(super) fn bad(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, message: message.into(), param: None }
+        Self::new(StatusCode::BAD_REQUEST, message)
     }
 
     /// A member of the request is wrong.
@@ -27,14 +35,20 @@ impl Failure {
 
     /// The engine cannot go on.
     pub(super) fn internal(message: impl Into<String>) -> Self {
-        let status = StatusCode::INTERNAL_SERVER_ERROR;
-        Self { status, message: message.into(), param: None }
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
     /// The engine is stopping, or has stopped.
     pub(super) fn stopped() -> Self {
-        let message = "the engine is shutting down".to_owned();
-        Self { status: StatusCode::SERVICE_UNAVAILABLE, message, param: None }
+        let message =
+            "the engine answers no more: it is shutting down, or has failed (see `/health`)";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    }
+
+    /// The engine has enough to do for now.
+    pub(super) fn busy(message: impl Into<String>) -> Self {
+        let busy = Self::new(StatusCode::SERVICE_UNAVAILABLE, message);
+        Self { retry_after: Some(1), ..busy }
     }
 
     /// Returns the flat body of the `/v1` routes.
@@ -57,14 +71,21 @@ impl Failure {
 
     /// Returns the answer of the native routes.
     pub(super) fn native(&self) -> Response {
-        let body = json!({"error": {"message": self.message}});
-        (self.status, axum::Json(body)).into_response()
+        self.with_body(json!({"error": {"message": self.message}}))
+    }
+
+    fn with_body(&self, body: Value) -> Response {
+        let mut response = (self.status, axum::Json(body)).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
     }
 }
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        (self.status, axum::Json(self.body())).into_response()
+        self.with_body(self.body())
     }
 }
 

@@ -14,18 +14,27 @@ use crate::wire::sglang::GenerateBody;
 use super::adapters::AdapterId;
 use super::answer::triple;
 use super::chat_stream::{done, event, events};
-use super::compute::Token;
+use super::compute::{Plan, Token};
 use super::extras::meta_info;
 use super::failure::{Failure, parse};
 use super::generation::{Generation, Order, append};
-use super::request::{Wishes, checked};
+use super::request::{Wishes, check_chosen, check_prompts, checked};
 use super::routes::Served;
-use super::text::Tools;
+use super::text::{Stops, Tools};
 
 /// One prompt of a request.
 struct Task {
     order: Order,
     wants: Wants,
+}
+
+impl Task {
+    /// Returns how many tokens may have log-probs told of them, at least 1.
+    fn positions(&self) -> usize {
+        let Order { prompt, plan, answers, .. } = &self.order;
+        let scored = self.wants.start.map_or(0, |start| prompt.len() - start);
+        (scored + answers * plan.max_new).max(1)
+    }
 }
 
 /// What the `meta_info` of an answer carries.
@@ -43,12 +52,20 @@ struct Wants {
 /// Answers a request.
 pub(super) async fn generate(served: &Arc<Served>, body: &[u8]) -> Result<Response, Failure> {
     let body: GenerateBody = parse(body)?;
-    let (prompts, single) = prompts(&body, served)?;
-    let mut tasks = Vec::new();
+    let wishes = Wishes::of_generate(&body)?;
+    let answers = wishes.answers()?;
+    let (prompts, single) = prompts(&body, answers, served)?;
+    let count = prompts.len();
+    let batch = Batch { body: &body, count, answers, stops: wishes.stops()?, wishes, served };
+    let (mut tasks, mut positions) = (Vec::new(), 0);
     for (place, prompt) in prompts.into_iter().enumerate() {
-        tasks.push(task(&body, place, prompt, served)?);
+        let task = batch.task(place, prompt)?;
+        positions += task.positions();
+        check_chosen(batch.wishes.chosen.len(), positions)?;
+        tasks.push(task);
     }
-    let answers: usize = tasks.iter().map(|task| task.order.answers).sum();
+    let ticket = served.gate.enter(count * answers)?;
+    tasks.iter_mut().for_each(|task| task.order.ticket = Some(ticket.clone()));
     let single = single && answers == 1;
     if body.stream == Some(true) {
         return match tasks.pop() {
@@ -64,8 +81,13 @@ pub(super) async fn generate(served: &Arc<Served>, body: &[u8]) -> Result<Respon
     Ok(Json(value).into_response())
 }
 
-/// Returns the prompts, and whether there is just one that is no list.
-fn prompts(body: &GenerateBody, served: &Served) -> Result<(Vec<Vec<i64>>, bool), Failure> {
+/// Returns the prompts, each of which has so many answers, and whether there is just one
+/// that is no list.
+fn prompts(
+    body: &GenerateBody,
+    answers: usize,
+    served: &Served,
+) -> Result<(Vec<Vec<i64>>, bool), Failure> {
     let encode = |text: &Value| {
         let text = text
             .as_str()
@@ -82,11 +104,16 @@ fn prompts(body: &GenerateBody, served: &Served) -> Result<(Vec<Vec<i64>>, bool)
         })
     };
     match (&body.text, &body.input_ids) {
+        (Some(Value::Array(texts)), None) if texts.is_empty() => {
+            Err(Failure::of("text", "`text` is empty"))
+        }
         (Some(Value::Array(texts)), None) => {
+            check_prompts(texts.len(), answers)?;
             Ok((texts.iter().map(encode).collect::<Result<_, _>>()?, false))
         }
         (Some(text), None) => Ok((vec![encode(text)?], true)),
         (None, Some(Value::Array(lists))) if lists.first().is_some_and(Value::is_array) => {
+            check_prompts(lists.len(), answers)?;
             Ok((lists.iter().map(ids).collect::<Result<_, _>>()?, false))
         }
         (None, Some(list)) => Ok((vec![ids(list)?], true)),
@@ -94,66 +121,99 @@ fn prompts(body: &GenerateBody, served: &Served) -> Result<(Vec<Vec<i64>>, bool)
     }
 }
 
-fn task(
-    body: &GenerateBody,
-    place: usize,
-    prompt: Vec<i64>,
-    served: &Served,
-) -> Result<Task, Failure> {
-    let prompt = checked(prompt, &served.config)?;
-    let wanted = body.return_logprob == Some(true);
-    let wishes = Wishes::of_generate(body)?;
-    let plan = wishes.plan(&served.config, prompt.len(), served.seed())?;
-    let start = match body.logprob_start_len.filter(|_| wanted).unwrap_or(-1) {
-        -1 => None,
-        start if (0..=prompt.len() as i64).contains(&start) => Some(start as usize),
-        start => {
-            let length = prompt.len();
-            return Err(Failure::bad(format!(
-                "`logprob_start_len` is {start}; the input has {length} tokens"
-            )));
-        }
-    };
-    let wants = Wants {
-        log_probs: wanted,
-        start,
-        top: plan.top,
-        chosen: plan.chosen.clone(),
-        texts: body.return_text_in_logprobs == Some(true),
-        prompt_ids: body.return_prompt_token_ids == Some(true),
-    };
-    let rid = of_place("rid", body.rid.as_ref(), place)?;
-    let adapter = of_place("lora_path", body.lora_path.as_ref(), place)?;
-    let adapter = served.compute.status().adapters.of_path(adapter)?;
-    let sampling = &wishes.body;
-    let order = Order {
-        rid: served.rid(rid),
-        plan,
-        prompt: prompt.into(),
-        adapter,
-        answers: wishes.answers()?,
-        stops: wishes.stops()?,
-        keep_stop: sampling.no_stop_trim == Some(true),
-        skip_special: sampling.skip_special_tokens != Some(false),
-        think: None,
-        tools: Tools::None,
-    };
-    Ok(Task { order, wants })
+/// A request, as far as its prompts share it.
+struct Batch<'a> {
+    body: &'a GenerateBody,
+    /// How many prompts there are.
+    count: usize,
+    /// How many answers each of them has.
+    answers: usize,
+    stops: Stops,
+    wishes: Wishes,
+    served: &'a Served,
 }
 
-/// Returns the string of one of several prompts: each has its own, or all the same.
-fn of_place<'a>(
-    member: &'static str,
-    value: Option<&'a Value>,
-    place: usize,
-) -> Result<Option<&'a str>, Failure> {
-    match value {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(Value::Array(texts)) => Ok(texts.get(place).and_then(Value::as_str)),
-        Some(_) => {
-            let message = format!("`{member}` is neither a string nor a list of strings");
-            Err(Failure::of(member, message))
+impl Batch<'_> {
+    fn task(&self, place: usize, prompt: Vec<i64>) -> Result<Task, Failure> {
+        let Self { body, answers, served, .. } = *self;
+        let prompt = checked(prompt, &served.config)?;
+        let plan = self.wishes.plan(served, prompt.len())?;
+        if plan.max_new == 0 && answers > 1 {
+            let message =
+                format!("`n` is {answers}, but with `max_new_tokens` 0 there is no answer");
+            return Err(Failure::of("n", format!("{message}: leave `n` out")));
+        }
+        let wants = self.wants(&prompt, &plan)?;
+        let rid = self.of_place("rid", body.rid.as_ref(), place)?;
+        let adapter = self.of_place("lora_path", body.lora_path.as_ref(), place)?;
+        let adapter = served.compute.status().adapters.of_path(adapter)?;
+        let sampling = &self.wishes.body;
+        let order = Order {
+            rid: served.rid(rid),
+            plan,
+            prompt: prompt.into(),
+            adapter,
+            answers,
+            stops: self.stops.clone(),
+            keep_stop: sampling.no_stop_trim == Some(true),
+            skip_special: sampling.skip_special_tokens != Some(false),
+            think: None,
+            tools: Tools::None,
+            ticket: None,
+        };
+        Ok(Task { order, wants })
+    }
+
+    fn wants(&self, prompt: &[i64], plan: &Plan) -> Result<Wants, Failure> {
+        let body = self.body;
+        let log_probs = body.return_logprob == Some(true);
+        let length = prompt.len();
+        let start = match body.logprob_start_len.filter(|_| log_probs).unwrap_or(-1) {
+            -1 => None,
+            start if (0..=length as i64).contains(&start) => Some(start as usize),
+            start => {
+                return Err(Failure::bad(format!(
+                    "`logprob_start_len` is {start}; the input has {length} tokens"
+                )));
+            }
+        };
+        Ok(Wants {
+            log_probs,
+            start,
+            top: plan.top,
+            chosen: plan.chosen.clone(),
+            texts: body.return_text_in_logprobs == Some(true),
+            prompt_ids: body.return_prompt_token_ids == Some(true),
+        })
+    }
+
+    /// Returns the string of one of several prompts: each has its own, or all the same.
+    fn of_place<'a>(
+        &self,
+        member: &'static str,
+        value: Option<&'a Value>,
+        place: usize,
+    ) -> Result<Option<&'a str>, Failure> {
+        let count = self.count;
+        let one = match value {
+            Some(Value::Array(texts)) if texts.len() != count => {
+                let entries = texts.len();
+                let message = format!(
+                    "`{member}` has {entries} entries for {count} prompts: give each its own, or \
+                     one string for all"
+                );
+                return Err(Failure::of(member, message));
+            }
+            Some(Value::Array(texts)) => texts.get(place),
+            value => value,
+        };
+        match one {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => {
+                let message = format!("`{member}` is neither a string nor a list of strings");
+                Err(Failure::of(member, message))
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::template::Tokenizer;
 
 use super::adapters::AdapterId;
+use super::admission::Ticket;
 use super::answer::Answer;
 use super::compute::{Command, Compute, End, Event, Job, Plan};
 use super::failure::Failure;
@@ -32,6 +33,8 @@ pub(super) struct Order {
     /// Splits thoughts from the text, if they are to be told apart.
     pub(super) think: Option<Think>,
     pub(super) tools: Tools,
+    /// What its request was let in by; nothing if it was not asked.
+    pub(super) ticket: Option<Arc<Ticket>>,
 }
 
 /// Answers under way. Dropping it ends them.
@@ -42,6 +45,8 @@ pub(super) struct Generation {
     pub(super) answers: Vec<Answer>,
     events: Vec<Option<UnboundedReceiver<Event>>>,
     clocks: Vec<Clock>,
+    /// Makes room for others when it is dropped.
+    _ticket: Option<Arc<Ticket>>,
 }
 
 impl Generation {
@@ -51,7 +56,7 @@ impl Generation {
         compute: &Compute,
         tokenizer: &Tokenizer,
     ) -> Result<Self, Failure> {
-        let Order { rid, prompt, adapter, plan, answers, stops, think, tools, .. } = order;
+        let Order { rid, prompt, adapter, plan, answers, stops, think, tools, ticket, .. } = order;
         let (keep_stop, skip_special) = (order.keep_stop, order.skip_special);
         let trimmed = if keep_stop { Vec::new() } else { plan.stop_ids.clone() };
         let mut generation = Self {
@@ -60,6 +65,7 @@ impl Generation {
             answers: Vec::new(),
             events: Vec::new(),
             clocks: Vec::new(),
+            _ticket: ticket,
         };
         compute.metrics.prompt(prompt.len());
         let mut jobs = Vec::new();

@@ -2,16 +2,27 @@
 
 use serde_json::{Map, Value};
 
-use crate::model::{Config, SamplingParams};
+use crate::model::{Cache, Config, SamplingParams};
 use crate::wire::sglang::{ChatBody, CompletionBody, GenerateBody, SamplingBody};
 
+use super::answer::decimal;
 use super::compute::Plan;
 use super::failure::Failure;
+use super::routes::Served;
 use super::text::Stops;
 use super::unsupported::{self, Place};
 
 /// Most answers to one request.
 pub(super) const MOST_ANSWERS: i64 = 128;
+/// Most prompts of one request, and most answers to all of them.
+const MOST_PROMPTS: usize = 4096;
+/// Most log-probs that `token_ids_logprob` may ask for in one request.
+const MOST_CHOSEN: usize = 4 << 20;
+/// Most stop strings, and most bytes of one: each is looked for after every token.
+const MOST_STOPS: usize = 64;
+const LONGEST_STOP: usize = 4 << 10;
+/// Most ids that end an answer, besides the model's own.
+const MOST_STOP_IDS: usize = 1024;
 /// Most alternatives per token.
 const MOST_TOP: i64 = 64;
 /// Highest temperature: hotter than this all tokens are alike, and f32 ends.
@@ -83,10 +94,12 @@ impl Wishes {
         unsupported::refuse(&sampling.further, Place::Sampling)?;
         sampling.max_new_tokens.get_or_insert(GENERATE_DEFAULT);
         let wanted = body.return_logprob == Some(true);
+        let chosen = body.token_ids_logprob.as_deref().filter(|_| wanted).unwrap_or_default();
+        check_chosen(chosen.len(), 1)?;
         Ok(Self {
             body: sampling,
             top: bounded_top("top_logprobs_num", body.top_logprobs_num)?.filter(|_| wanted),
-            chosen: body.token_ids_logprob.clone().filter(|_| wanted).unwrap_or_default(),
+            chosen: chosen.to_vec(),
         })
     }
 
@@ -102,6 +115,7 @@ impl Wishes {
     pub(super) fn stops(&self) -> Result<Stops, Failure> {
         let keep = self.body.no_stop_trim == Some(true);
         let wrong = || Failure::bad("`stop` is neither a string nor a list of strings");
+        let refuse = |message: String| Err(Failure::of("stop", message));
         let strings = match &self.body.stop {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::String(stop)) => vec![stop.clone()],
@@ -111,13 +125,28 @@ impl Wishes {
             }
             Some(_) => return Err(wrong()),
         };
-        Ok(Stops::new(strings.into_iter().filter(|stop| !stop.is_empty()).collect(), keep))
+        let strings: Vec<_> = strings.into_iter().filter(|stop| !stop.is_empty()).collect();
+        if strings.len() > MOST_STOPS {
+            let count = strings.len();
+            return refuse(format!("`stop` has {count} strings; it may have {MOST_STOPS}"));
+        }
+        if let Some(long) = strings.iter().find(|stop| stop.len() > LONGEST_STOP) {
+            let bytes = long.len();
+            return refuse(format!(
+                "`stop` has a string of {bytes} bytes; one may have {LONGEST_STOP}"
+            ));
+        }
+        Ok(Stops::new(strings, keep))
     }
 
-    /// Returns the plan for a prompt of a length. `seed` stands in for one that
-    /// the request does not give.
-    pub(super) fn plan(&self, config: &Config, prompt: usize, seed: u64) -> Result<Plan, Failure> {
-        let body = &self.body;
+    /// Returns the plan for a prompt of a length.
+    pub(super) fn plan(&self, served: &Served, prompt: usize) -> Result<Plan, Failure> {
+        let (body, config) = (&self.body, &served.config);
+        let count = body.stop_token_ids.as_ref().map_or(0, Vec::len);
+        if count > MOST_STOP_IDS {
+            let message = format!("`stop_token_ids` has {count} ids; it may have {MOST_STOP_IDS}");
+            return Err(Failure::of("stop_token_ids", message));
+        }
         let mut stop_ids = match body.ignore_eos {
             Some(true) => Vec::new(),
             _ => config.eos_token_ids.clone(),
@@ -135,8 +164,8 @@ impl Wishes {
             return Err(outside(*id, config));
         }
         Ok(Plan {
-            sampling: self.sampling(config, seed)?,
-            max_new: longest(body.max_new_tokens, prompt, config)?,
+            sampling: self.sampling(config, served.seed())?,
+            max_new: longest(body.max_new_tokens, prompt, served)?,
             stop_ids,
             top: self.top.unwrap_or(0) as usize,
             chosen: self.chosen.clone(),
@@ -200,14 +229,9 @@ impl Defaults {
     }
 }
 
-/// Widens by way of the shortest decimal, so that 0.6 stays 0.6 when shown.
-fn decimal(number: f32) -> f64 {
-    number.to_string().parse().unwrap_or(f64::from(number))
-}
-
 /// Returns how long an answer may become; all that is left, if nothing is said.
-fn longest(wanted: Option<i64>, prompt: usize, config: &Config) -> Result<usize, Failure> {
-    let context = config.max_position_embeddings;
+fn longest(wanted: Option<i64>, prompt: usize, served: &Served) -> Result<usize, Failure> {
+    let context = served.config.max_position_embeddings;
     let prompt = prompt as i64;
     let scored_only = wanted == Some(0);
     if prompt > context || (prompt == context && !scored_only) {
@@ -216,16 +240,64 @@ fn longest(wanted: Option<i64>, prompt: usize, config: &Config) -> Result<usize,
         )));
     }
     match wanted {
-        None => Ok((context - prompt) as usize),
+        // What only scores keeps no keys and values.
+        Some(0) => Ok(0),
         Some(wanted) if wanted < 0 => {
             Err(Failure::bad(format!("the longest answer is {wanted} tokens; it may be 0 or more")))
         }
-        Some(wanted) if prompt + wanted > context => Err(Failure::bad(format!(
+        // The sum may be more than an i64 holds.
+        Some(wanted) if wanted > context - prompt => Err(Failure::bad(format!(
             "{prompt} tokens of input and {wanted} of answer make {}; the model's context holds {context}",
-            prompt + wanted
+            i128::from(prompt) + i128::from(wanted)
         ))),
-        Some(wanted) => Ok(wanted as usize),
+        _ => remembered(wanted, prompt, served),
     }
+}
+
+/// Holds an answer that the context has room for against the memory for keys and values.
+fn remembered(wanted: Option<i64>, prompt: i64, served: &Served) -> Result<usize, Failure> {
+    let (context, memory) = (served.config.max_position_embeddings, served.kv_memory);
+    let held = Cache::tokens_in(&served.config, memory);
+    let held = i64::try_from(held).unwrap_or(i64::MAX).min(context);
+    let least = wanted.unwrap_or(1);
+    if prompt + least > held {
+        return Err(Failure::bad(format!(
+            "{prompt} tokens of input and {least} of answer make {}; the memory for keys and \
+             values ({memory} bytes, `--kv-memory`) holds {held}",
+            prompt + least
+        )));
+    }
+    Ok(wanted.unwrap_or(held - prompt) as usize)
+}
+
+/// Refuses more prompts than one request may have, and more answers to them.
+pub(super) fn check_prompts(prompts: usize, answers: usize) -> Result<(), Failure> {
+    if prompts > MOST_PROMPTS {
+        let message = format!("the request has {prompts} prompts; it may have {MOST_PROMPTS}");
+        return Err(Failure::bad(message));
+    }
+    let all = prompts * answers;
+    if all > MOST_PROMPTS {
+        let message = format!(
+            "{prompts} prompts of {answers} answers each make {all}; a request may have \
+             {MOST_PROMPTS}"
+        );
+        return Err(Failure::of("n", message));
+    }
+    Ok(())
+}
+
+/// Refuses more log-probs of `token_ids_logprob` than fit into one answer.
+pub(super) fn check_chosen(ids: usize, positions: usize) -> Result<(), Failure> {
+    let all = ids.saturating_mul(positions);
+    if all > MOST_CHOSEN {
+        let message = format!(
+            "`token_ids_logprob` has {ids} ids for {positions} positions, which makes {all} \
+             log-probs; a request may ask for {MOST_CHOSEN}"
+        );
+        return Err(Failure::of("token_ids_logprob", message));
+    }
+    Ok(())
 }
 
 /// Checks the ids of a prompt.

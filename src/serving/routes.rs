@@ -24,6 +24,7 @@ use crate::wire::secret::equal_in_constant_time;
 use crate::wire::sglang::ChatBody;
 
 use super::adapters::AdapterId;
+use super::admission::Gate;
 use super::compute::{Compute, Plan};
 use super::failure::Failure;
 use super::generation::{Generation, Order};
@@ -45,7 +46,12 @@ pub(super) struct Served {
     pub(super) compute: Compute,
     /// SHA-256 of the key.
     pub(super) key: Option<[u8; 32]>,
+    /// Lets requests in, up to a number.
+    pub(super) gate: Gate,
     pub(super) max_running: usize,
+    pub(super) max_waiting: usize,
+    /// Bytes of keys and values of all answers together.
+    pub(super) kv_memory: usize,
     pub(super) dtype: &'static str,
     pub(super) seeds: AtomicU64,
 }
@@ -134,9 +140,8 @@ async fn guard(State(served): Shared, request: Request, next: Next) -> Response 
         let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let given = given.map(|(_, key)| key.trim());
         if !given.is_some_and(|given| equal_in_constant_time(key, &digest(given))) {
-            let status = StatusCode::UNAUTHORIZED;
-            let message = "wrong or missing key".to_owned();
-            return Failure { status, message, param: None }.into_response();
+            let refused = Failure::new(StatusCode::UNAUTHORIZED, "wrong or missing key");
+            return refused.into_response();
         }
     }
     next.run(request).await
@@ -144,7 +149,7 @@ async fn guard(State(served): Shared, request: Request, next: Next) -> Response 
 
 async fn unknown(request: Request) -> Failure {
     let message = format!("no route {} {}", request.method(), request.uri().path());
-    Failure { status: StatusCode::NOT_FOUND, message, param: None }
+    Failure::new(StatusCode::NOT_FOUND, message)
 }
 
 async fn health(State(served): Shared) -> StatusCode {
@@ -180,6 +185,7 @@ async fn health_generate(State(served): Shared) -> StatusCode {
         skip_special: true,
         think: None,
         tools: Tools::None,
+        ticket: None,
     };
     let one = async {
         let mut generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
@@ -226,6 +232,8 @@ async fn server_info(State(served): Shared) -> Json<Value> {
         "served_model_name": served.name,
         "dtype": served.dtype,
         "max_running_requests": served.max_running,
+        "max_queued_requests": served.max_waiting,
+        "kv_memory": served.kv_memory,
         "context_length": served.config.max_position_embeddings,
         "weight_version": &*status.version,
         "internal_states": [{

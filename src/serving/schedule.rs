@@ -5,6 +5,8 @@
 //! one token, or everything again because the weights are new. So keys and
 //! values of old weights never meet new ones, and no stream breaks.
 
+mod memory;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -123,7 +125,9 @@ impl Scheduler {
             Command::Score(job) => self.scores.push_back(job),
             Command::Update(update) => self.update(update),
             Command::Load(load) => {
-                let loaded = self.shelf.load(&load.name, load.folder, &self.model);
+                let loads = || self.shelf.load(&load.name, load.folder, &self.model);
+                let loaded = catch_unwind(AssertUnwindSafe(loads));
+                let loaded = loaded.unwrap_or_else(|_| Err("loading failed".to_owned()));
                 self.publish_adapters();
                 let _ = load.reply.send(loaded);
             }
@@ -157,7 +161,8 @@ impl Scheduler {
 
     /// Tells everybody before the caller hears of it.
     fn publish_adapters(&self) {
-        self.board.change(|status| status.adapters = self.shelf.names.clone());
+        let names = Arc::new(self.shelf.names.clone());
+        self.board.change(|status| status.adapters = names);
     }
 
     fn queue(&mut self, job: Job) {
@@ -279,17 +284,20 @@ impl Scheduler {
         }
     }
 
-    /// Lets waiting sequences join, as far as the step stays bounded.
+    /// Lets waiting sequences join, as far as the step and the memory stay bounded.
     fn admit(&mut self) {
         self.waiting.retain(|sequence| !sequence.job.events.is_closed());
         self.running.retain(|sequence| !sequence.job.events.is_closed());
+        let mut held = self.make_room();
         let mut fed: usize = self.running.iter().map(Sequence::missing).sum();
         while self.running.len() < self.limits.max_running
             && let Some(next) = self.waiting.front()
             && (fed == 0 || fed + next.missing() <= FED_AT_ONCE)
+            && self.fits(held, next)
             && let Some(next) = self.waiting.pop_front()
         {
             fed += next.missing();
+            held += self.kv_bytes(&next);
             self.running.push(next);
         }
     }

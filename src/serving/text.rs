@@ -4,6 +4,8 @@
 mod calls;
 mod think;
 
+use std::sync::Arc;
+
 use crate::template::Decoder;
 
 use calls::{Calls, Forced};
@@ -73,7 +75,7 @@ impl TextStream {
             Tools::Offered(tools) => calls = Some(Calls::new(tools)),
             Tools::Forced(name, form) => {
                 if form == Form::Hermes {
-                    stops.strings.push(calls::CLOSE.to_owned());
+                    Arc::make_mut(&mut stops.strings).push(calls::CLOSE.to_owned());
                     stops.keep = false;
                 }
                 forced = Some(Forced { name, arguments: String::new() });
@@ -156,7 +158,8 @@ impl TextStream {
 /// The stop strings of a request, and the text that may be the start of one.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Stops {
-    strings: Vec<String>,
+    /// All answers of a request share them.
+    strings: Arc<Vec<String>>,
     keep: bool,
     held: String,
 }
@@ -164,7 +167,7 @@ pub(super) struct Stops {
 impl Stops {
     /// Returns the stops of a request; `keep` leaves the match in the text.
     pub(super) fn new(strings: Vec<String>, keep: bool) -> Self {
-        Self { strings, keep, held: String::new() }
+        Self { strings: Arc::new(strings), keep, held: String::new() }
     }
 
     fn push(&mut self, text: &str) -> (String, Option<String>) {

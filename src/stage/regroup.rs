@@ -29,7 +29,7 @@ where
 {
     let layout = Layout::plan(&source, plan)?;
     source.hold()?;
-    let splice = splice(&source, plan, &layout)?;
+    let mut splice = splice(&source, plan, &layout)?;
     let mut looked = Vec::new();
     match &splice {
         Some(splice) => in_order(
@@ -57,6 +57,9 @@ where
             source.rewind()?;
         }
     }
+    if let Some(splice) = &mut splice {
+        splice.narrow(&[plan.reads, &layout.own()].concat());
+    }
     let pass = Pass { note: survey(looked)?, plan, layout };
     pass.run(source, splice, output, watch)
 }
@@ -68,7 +71,7 @@ fn splice(source: &Source, plan: &Plan, layout: &Layout) -> Result<Option<Splice
         return Ok(None);
     }
     let own = layout.own();
-    let reads = [plan.reads, &own].concat();
+    let reads = [plan.reads, plan.looks, &own].concat();
     Ok(source.splice(&reads, (&layout.schema(), &own))?)
 }
 

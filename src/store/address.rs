@@ -40,10 +40,14 @@ impl Address {
         // What stands before an @ may be a password, and what follows a ? a signature:
         // they are not shown.
         let plain = rest.split(['?', '#']).next().unwrap_or_default();
+        let signed = if plain.len() < rest.len() { "…" } else { "" };
         let shown = match bucket.rsplit_once('@') {
-            Some((_, host)) => format!("{scheme}://…@{host}/{key}"),
-            None if plain.len() < rest.len() => format!("{scheme}://{plain}…"),
-            None => format!("{scheme}://{rest}"),
+            Some((_, host)) => {
+                let key = key.split(['?', '#']).next().unwrap_or_default();
+                let host = host.split(['?', '#']).next().unwrap_or_default();
+                format!("{scheme}://…@{host}/{key}{signed}")
+            }
+            None => format!("{scheme}://{plain}{signed}"),
         };
         let refuse =
             |problem: &str| Err(Error::Address { url: shown.clone(), problem: problem.to_owned() });

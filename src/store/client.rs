@@ -15,7 +15,7 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path as Key;
 use object_store::{
     ClientOptions, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
-    RetryConfig, WriteMultipart,
+    RetryConfig, UpdateVersion, WriteMultipart,
 };
 
 use super::{Address, Error};
@@ -162,11 +162,22 @@ impl Store {
 
     /// Reads a small object whole, if it is there.
     pub async fn read(&self, name: &str) -> Result<Option<Bytes>, Error> {
+        Ok(self.read_version(name).await?.map(|(bytes, _, _)| bytes))
+    }
+
+    /// Reads a small object whole, with what tells it from those that follow it, and
+    /// when it was written, in milliseconds.
+    pub(super) async fn read_version(
+        &self,
+        name: &str,
+    ) -> Result<Option<(Bytes, UpdateVersion, i64)>, Error> {
         let got = match self.inner.get(&self.key(name)).await {
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
             got => got.map_err(|error| self.failed(name, error))?,
         };
-        got.bytes().await.map(Some).map_err(|error| self.failed(name, error))
+        let ObjectMeta { e_tag, version, last_modified, .. } = got.meta.clone();
+        let bytes = got.bytes().await.map_err(|error| self.failed(name, error))?;
+        Ok(Some((bytes, UpdateVersion { e_tag, version }, last_modified.timestamp_millis())))
     }
 
     /// Copies an object to a file. Errors unless it is the one that was listed,
@@ -201,14 +212,52 @@ impl Store {
         self.put_new(name, bytes.into()).await
     }
 
-    /// Puts bytes under a name that nothing has.
+    /// Puts bytes under a name that nothing has. Where the very same bytes are, that is
+    /// done: a write whose answer was lost is tried again, and finds itself.
     pub async fn put_new(&self, name: &str, bytes: Bytes) -> Result<(), Error> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let put = self.inner.put_opts(&self.key(name), bytes.into(), options).await;
+        let put = self.inner.put_opts(&self.key(name), bytes.clone().into(), options).await;
         match put {
             // What a condition of "nothing is there" comes to in some dialects.
-            Err(object_store::Error::Precondition { .. }) => {
-                Err(Error::Exists { url: self.url(name) })
+            Err(
+                object_store::Error::AlreadyExists { .. }
+                | object_store::Error::Precondition { .. },
+            ) => self.is_there(name, &bytes).await,
+            put => put.map(drop).map_err(|error| self.failed(name, error)),
+        }
+    }
+
+    /// Errors unless what has a name is the given bytes.
+    async fn is_there(&self, name: &str, bytes: &Bytes) -> Result<(), Error> {
+        let url = self.url(name);
+        match self.look(name).await? {
+            // S3 says so while another write of the name is under way.
+            None => {
+                let problem = "another write of this name is under way".to_owned();
+                Err(Error::Away { url, problem })
+            }
+            Some(object) if object.size != bytes.len() as u64 => Err(Error::Exists { url }),
+            Some(_) => match self.read(name).await? {
+                Some(there) if there == *bytes => Ok(()),
+                _ => Err(Error::Exists { url }),
+            },
+        }
+    }
+
+    /// Puts bytes over one version of an object. It has changed if that is there no
+    /// more.
+    pub(super) async fn update(
+        &self,
+        name: &str,
+        bytes: Bytes,
+        version: UpdateVersion,
+    ) -> Result<(), Error> {
+        let options = PutOptions { mode: PutMode::Update(version), ..PutOptions::default() };
+        match self.inner.put_opts(&self.key(name), bytes.into(), options).await {
+            // A conflict with another write of the same version.
+            Err(object_store::Error::AlreadyExists { .. }) => {
+                let problem = "it was replaced meanwhile".to_owned();
+                Err(Error::Changed { url: self.url(name), problem })
             }
             put => put.map(drop).map_err(|error| self.failed(name, error)),
         }
@@ -233,16 +282,32 @@ impl Store {
         }
         let upload = self.inner.put_multipart(&self.key(name)).await.map_err(theirs)?;
         let mut parts = WriteMultipart::new_with_chunk_size(upload, PART);
+        if let Err(error) = self.send(name, path, &mut file, &mut parts).await {
+            // Parts that are never put together would be kept, and paid for.
+            let _ = parts.abort().await;
+            return Err(error);
+        }
+        parts.finish().await.map(drop).map_err(theirs)
+    }
+
+    async fn send(
+        &self,
+        name: &str,
+        path: &Path,
+        file: &mut File,
+        parts: &mut WriteMultipart,
+    ) -> Result<(), Error> {
+        let local = |source| Error::File { path: path.to_owned(), source };
         let mut buffer = vec![0; PART];
         loop {
             let read = file.read(&mut buffer).map_err(local)?;
             if read == 0 {
-                break;
+                return Ok(());
             }
-            parts.wait_for_capacity(PARTS_AT_ONCE).await.map_err(theirs)?;
+            let waited = parts.wait_for_capacity(PARTS_AT_ONCE).await;
+            waited.map_err(|error| self.failed(name, error))?;
             parts.write(&buffer[..read]);
         }
-        parts.finish().await.map(drop).map_err(theirs)
     }
 
     /// Removes an object; one that is not there is no error.

@@ -42,7 +42,8 @@ fn refusal(error: &object_store::Error) -> Option<String> {
     let status = problem.split_once(STATUS).and_then(|(_, rest)| rest.get(..3)?.parse().ok());
     let refused = match status {
         Some(408 | 425 | 429) => false,
-        Some(status) => (400..500).contains(&status),
+        // 501: the server does not know how, and will not learn it.
+        Some(status) => (400..500).contains(&status) || status == 501,
         None => problem.contains(REGION),
     };
     refused.then_some(problem)

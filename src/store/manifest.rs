@@ -1,5 +1,5 @@
-//! `oclaw/files.json`: which files a policy has. It is put last, and what it does
-//! not vouch for is nobody's policy.
+//! `oclaw/files.json`: which files a policy has, and where they are. It is put last,
+//! and what it does not vouch for is nobody's policy.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -16,9 +16,16 @@ pub(super) const MANIFEST: &str = "oclaw/files.json";
 pub(super) const STATE: &str = "oclaw/optimizer.safetensors";
 /// The moving average of the policies, which nobody serves.
 const AVERAGE: &str = "ema/";
+/// Bytes of the digest in a folder's name.
+const DIGEST: usize = 16;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Manifest {
+    /// The folder in that of the policy which has the files. It is named by what is in
+    /// them, so that two trainers with one number for two policies never put a file
+    /// into the other's. Policies from before it was so have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) folder: Option<String>,
     pub(super) files: Vec<Listed>,
 }
 
@@ -41,18 +48,25 @@ impl Manifest {
         let mut files = Vec::new();
         walk(folder, "", &mut files)?;
         files.sort_by(|one: &Listed, other| one.name.cmp(&other.name));
-        Ok(Self { files })
+        let mut digest = Sha256::new();
+        for Listed { name, size, sha256 } in &files {
+            digest.update(format!("{name}\n{size}\n{sha256}\n"));
+        }
+        Ok(Self { folder: Some(hex(&digest.finalize()[..DIGEST])), files })
     }
 
     /// Reads one. Nothing if the bytes are none.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let manifest: Self = serde_json::from_slice(bytes).ok()?;
         // A name may not lead out of the folder.
-        let inside = |listed: &Listed| {
-            !listed.name.is_empty()
-                && listed.name.split('/').all(|part| !matches!(part, "" | "." | ".."))
-        };
-        manifest.files.iter().all(inside).then_some(manifest)
+        let inside = |name: &str| name.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        let folder = manifest.folder.as_deref().is_none_or(inside);
+        (folder && manifest.files.iter().all(|listed| inside(&listed.name))).then_some(manifest)
+    }
+
+    /// Returns whether a folder has a name such as files are put below.
+    pub(super) fn may_name(folder: &str) -> bool {
+        folder.len() == 2 * DIGEST && folder.bytes().all(|byte| byte.is_ascii_hexdigit())
     }
 
     pub(super) fn bytes(&self) -> Vec<u8> {
@@ -92,5 +106,9 @@ pub(super) fn sum(path: &Path) -> io::Result<(u64, String)> {
             }
         }
     }
-    Ok((size, digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok((size, hex(&digest.finalize())))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -58,9 +58,15 @@ fn discard_abandoned(folder: &Path, prefix: &str) {
             continue;
         }
         let path = entry.path();
-        let plain = entry.file_type().is_ok_and(|kind| kind.is_file());
-        if plain && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+        if !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            continue;
+        }
+        let Ok(file) = File::open(&path) else { continue };
+        if file.try_lock().is_ok() {
             drop(fs::remove_file(path));
         }
+        // Let go of only now: whoever has just started this file must not lock it between
+        // the look at its lock and its removal, and write to what has no name.
+        drop(file);
     }
 }

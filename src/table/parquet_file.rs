@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};
 
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
-use arrow::datatypes::{SchemaRef, TimestampMicrosecondType};
+use arrow::datatypes::{Schema, SchemaRef, TimestampMicrosecondType};
 use bytes::Bytes;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
@@ -24,6 +24,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::statistics::Statistics;
+use parquet::schema::types::SchemaDescriptor;
 
 use super::Error;
 use super::size::BATCH_ROWS;
@@ -78,16 +79,22 @@ impl ParquetFile {
         Ok((Checked { file, length }, metadata))
     }
 
-    /// Starts to read the rows, in batches that should not outweigh the bound.
-    pub(super) fn rows_reader(self, limit: usize) -> Result<Rows, Error> {
+    /// Starts to read the rows, in batches that should not outweigh the bound: all
+    /// columns, or those that a schema names.
+    pub(super) fn rows_reader(self, limit: usize, only: Option<&Schema>) -> Result<Rows, Error> {
         let heaviest = self.builder.metadata().row_groups().iter().map(|group| {
             group.total_byte_size().max(0) as usize / (group.num_rows().max(1) as usize)
         });
         let heaviest = heaviest.max().unwrap_or_default().max(1);
         let size = (limit / heaviest).clamp(1, BATCH_ROWS);
         let (name, builder) = (self.name, self.builder);
+        let read = match only {
+            Some(only) => named(builder.parquet_schema(), only),
+            None => ProjectionMask::all(),
+        };
         let reader = guarded(&name, || {
-            builder.with_batch_size(size).build().map_err(|error| damaged(&name, &error))
+            let builder = builder.with_batch_size(size).with_projection(read);
+            builder.build().map_err(|error| damaged(&name, &error))
         })?;
         Ok(Rows { name, reader })
     }
@@ -172,6 +179,13 @@ impl ParquetFile {
         }
         Ok(first)
     }
+}
+
+/// Picks the columns of a file that a schema names.
+fn named(file: &SchemaDescriptor, schema: &Schema) -> ProjectionMask {
+    let roots = file.root_schema().get_fields().iter().enumerate();
+    let wanted = roots.filter(|(_, root)| schema.index_of(root.name()).is_ok());
+    ProjectionMask::roots(file, wanted.map(|(place, _)| place))
 }
 
 /// The rows of a Parquet file.

@@ -32,6 +32,8 @@ pub struct Sink {
     /// Raw bytes in the open row group.
     open_bytes: usize,
     rows: u64,
+    /// Whether something was written in part: what is there is no table.
+    broken: bool,
 }
 
 pub(super) type Output = BufWriter<Box<dyn Write + Send>>;
@@ -84,13 +86,23 @@ impl Sink {
 
     /// Writes a row group: its new columns, and the chunks of all others as they are.
     pub fn append(&mut self, splice: &Splice, group: usize, new: Encoded) -> Result<(), Error> {
-        if let Encoder::Spliced(writer) = &mut self.encoder {
-            splice
-                .append(writer, group, new)
-                .map_err(|error| parquet_failure(&self.name, error))?;
-            self.rows += splice.rows(group);
-        }
+        self.begin()?;
+        let Encoder::Spliced(writer) = &mut self.encoder else {
+            let reason = "it takes rows, and no row groups".to_owned();
+            return Err(Error::Encode { name: self.name.clone(), reason });
+        };
+        splice.append(writer, group, new).map_err(|error| parquet_failure(&self.name, error))?;
+        self.rows += splice.rows(group);
+        self.broken = false;
         Ok(())
+    }
+
+    /// Until what begins is written, there is half of it. Errors if something was left so.
+    fn begin(&mut self) -> Result<(), Error> {
+        match std::mem::replace(&mut self.broken, true) {
+            true => Err(half(&self.name)),
+            false => Ok(()),
+        }
     }
 
     /// Starts a new shard under a name that nothing may have yet.
@@ -128,7 +140,7 @@ impl Sink {
                 Encoder::Ipc(Box::new(writer))
             }
         };
-        Ok(Self { name, schema, encoder, aside, open_bytes: 0, rows: 0 })
+        Ok(Self { name, schema, encoder, aside, open_bytes: 0, rows: 0, broken: false })
     }
 
     /// Returns the number of rows written.
@@ -138,6 +150,7 @@ impl Sink {
 
     /// Writes rows, unless it takes row groups. They must have the sink's columns, in its order.
     pub fn write(&mut self, batch: &RecordBatch) -> Result<(), Error> {
+        self.begin()?;
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         let batch = RecordBatch::try_new_with_options(
             self.schema.clone(),
@@ -169,6 +182,7 @@ impl Sink {
             }
             self.rows += piece.num_rows() as u64;
         }
+        self.broken = false;
         Ok(())
     }
 
@@ -183,9 +197,13 @@ impl Sink {
         }
     }
 
-    /// Ends the table, makes it durable and gives it its final name.
+    /// Ends the table, makes it durable and gives it its final name. Errors if a write
+    /// failed before: rows are missing.
     pub fn finish(self) -> Result<(), Error> {
         let name = self.name;
+        if self.broken {
+            return Err(half(&name));
+        }
         let (format, output) = match self.encoder {
             Encoder::Parquet(writer) => (
                 Format::Parquet,
@@ -263,6 +281,11 @@ fn stdout() -> Result<(File, Format), Error> {
     let file = File::from(stdout.as_fd().try_clone_to_owned().map_err(write)?);
     let regular = file.metadata().map_err(write)?.is_file();
     Ok((file, if regular { Format::Parquet } else { Format::Ipc }))
+}
+
+fn half(name: &str) -> Error {
+    let reason = "a part of it was written by half before".to_owned();
+    Error::Encode { name: name.to_owned(), reason }
 }
 
 pub(super) fn parquet_failure(name: &str, error: ParquetError) -> Error {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{FieldRef, Schema, SchemaRef};
 use arrow::ipc::writer::StreamWriter;
 
 use super::inputs::{self, Input as Named, Place};
@@ -40,6 +40,8 @@ pub struct Source {
     written_by: Option<Writer>,
     /// Most bytes of a batch.
     limit: usize,
+    /// The columns that are read, if not all.
+    only: Option<SchemaRef>,
 }
 
 struct Input {
@@ -115,12 +117,24 @@ impl Source {
             place: Default::default(),
             written_by: None,
             limit: BATCH_BYTES,
+            only: None,
         })
     }
 
     /// Reads in smaller batches, for who holds several. To be called before the first.
     pub fn in_batches_of(&mut self, bytes: usize) {
         self.limit = bytes.min(BATCH_BYTES);
+    }
+
+    /// Reads only these columns, as far as they are there, and `turn_id`, which every
+    /// table has, until [`Source::rewind`]. To be called before the first batch.
+    pub fn only(&mut self, columns: &[&str]) {
+        let wanted = |field: &&FieldRef| {
+            columns.contains(&field.name().as_str()) || field.name() == "turn_id"
+        };
+        let fields: Vec<FieldRef> = self.schema.fields().iter().filter(wanted).cloned().collect();
+        let metadata = self.schema.metadata().clone();
+        self.only = Some(Arc::new(Schema::new_with_metadata(fields, metadata)));
     }
 
     /// Returns the schema that every batch has.
@@ -182,12 +196,13 @@ impl Source {
             };
             let reader = match &mut self.reader {
                 Some(reader) => reader,
-                closed => closed.insert(input.reader(self.limit)?),
+                closed => closed.insert(input.reader(self.limit, self.only.as_deref())?),
             };
             match reader.next()? {
                 Some(batch) if batch.num_rows() == 0 => {}
                 Some(batch) => {
-                    let batch = merge::align(&input.name, &batch, &self.schema)?;
+                    let schema = self.only.as_ref().unwrap_or(&self.schema);
+                    let batch = merge::align(&input.name, &batch, schema)?;
                     self.pending.extend(pieces(&batch, self.limit));
                 }
                 None => {
@@ -262,9 +277,9 @@ impl Source {
         Splice::plan(files, read, (schema, own))
     }
 
-    /// Starts again at the first row. Errors on a pipe that was not held.
+    /// Starts again at the first row, with all columns. Errors on a pipe that was not held.
     pub fn rewind(&mut self) -> Result<(), Error> {
-        (self.at, self.handed_out, self.reader) = (0, 0, None);
+        (self.at, self.handed_out, self.reader, self.only) = (0, 0, None, None);
         self.pending.clear();
         match self.inputs.iter().any(|input| matches!(input.bytes, Bytes::Live(None))) {
             true => Err(Error::StdinTwice),
@@ -274,22 +289,30 @@ impl Source {
 }
 
 impl Input {
-    fn reader(&mut self, limit: usize) -> Result<Reader, Error> {
+    fn reader(&mut self, limit: usize, only: Option<&Schema>) -> Result<Reader, Error> {
         match &mut self.bytes {
             Bytes::Path(path) => {
                 let file = File::open(path)
                     .map_err(|source| Error::Read { name: self.name.clone(), source })?;
-                reader(&self.name, Arc::new(file), limit)
+                reader(&self.name, Arc::new(file), limit, only)
             }
-            Bytes::Held(file) => reader(&self.name, file.clone(), limit),
+            Bytes::Held(file) => reader(&self.name, file.clone(), limit, only),
             Bytes::Live(stream) => stream.take().map(Reader::Stream).ok_or(Error::StdinTwice),
         }
     }
 }
 
-fn reader(name: &str, file: Arc<File>, limit: usize) -> Result<Reader, Error> {
+fn reader(
+    name: &str,
+    file: Arc<File>,
+    limit: usize,
+    only: Option<&Schema>,
+) -> Result<Reader, Error> {
     match sniff(name, &head(name, &file)?)? {
-        Format::Parquet => Ok(Reader::Parquet(ParquetFile::open(name, file)?.rows_reader(limit)?)),
+        Format::Parquet => {
+            let parquet = ParquetFile::open(name, file)?;
+            Ok(Reader::Parquet(parquet.rows_reader(limit, only)?))
+        }
         Format::Ipc => {
             let bytes = Box::new(Part::of(file));
             Ok(Reader::Stream(Box::new(Stream::open(name, bytes)?)))

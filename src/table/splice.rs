@@ -20,6 +20,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::Length;
 use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::types::SchemaDescriptor;
 
 use super::Error;
 use super::parquet_file::{Checked, InLargePieces, MAGIC, ParquetFile, Rows, damaged, guarded};
@@ -73,9 +74,7 @@ impl Splice {
             let Some(origins) = shape.as_ref().and_then(|shape| shape.origins(descriptor)) else {
                 return Ok(None);
             };
-            let read: Vec<usize> = (0..descriptor.num_columns())
-                .filter(|leaf| read.contains(&root(descriptor, *leaf)))
-                .collect();
+            let read = leaves(descriptor, read);
             let groups = metadata.metadata().row_groups();
             let sound = |group| weight(group, &read) <= MOST_BYTES && is_there(group, bytes.len());
             if !groups.iter().all(sound) {
@@ -88,6 +87,13 @@ impl Splice {
         // A table without rows has its schema, and is written as any other.
         let shape = shape.filter(|_| !places.is_empty());
         Ok(shape.map(|shape| Self { files: spliced, groups: places, shape }))
+    }
+
+    /// Reads only these columns from now on.
+    pub fn narrow(&mut self, read: &[&str]) {
+        for file in &mut self.files {
+            file.read = leaves(file.metadata.parquet_schema(), read);
+        }
     }
 
     /// Returns the number of row groups.
@@ -185,6 +191,11 @@ impl Reading<'_> {
         self.first += turns.len() as u64;
         Ok(Some(turns))
     }
+}
+
+/// Returns the leaves of some columns.
+fn leaves(schema: &SchemaDescriptor, columns: &[&str]) -> Vec<usize> {
+    (0..schema.num_columns()).filter(|leaf| columns.contains(&root(schema, *leaf))).collect()
 }
 
 /// Returns the bytes of some columns of a row group. A dictionary may say much in few

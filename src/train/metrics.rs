@@ -51,7 +51,8 @@ pub struct Metrics {
     pub moved: Option<f64>,
     /// Learning rate of the last update.
     pub learning_rate: f64,
-    /// Share of served weights that are other numbers now.
+    /// Share of served weights that are other numbers now: as they are written, where
+    /// that rounds them.
     pub weights_changed: Option<f64>,
     /// Mean reward of the turns that have one.
     pub reward: Option<f64>,
@@ -145,7 +146,9 @@ impl Metrics {
             clip_coefficient: update.map(|update| update.clip_coefficient),
             moved: None,
             learning_rate,
-            weights_changed: update.map(|update| updates.changed as f64 / update.weights as f64),
+            weights_changed: update
+                .map(|update| updates.changed as f64 / update.weights as f64)
+                .and_then(known),
             reward: rewards.mean(),
             advantage_mean: advantages.mean().and_then(known),
             advantage_std: advantages.std().and_then(known),

@@ -9,7 +9,7 @@ use super::sample::Sample;
 /// One pass through the model.
 #[derive(Debug)]
 pub(super) struct Pack<'a> {
-    /// The samples of this pass, in order.
+    /// The samples of this pass, in order, those without trained tokens too.
     samples: Vec<&'a Sample>,
     /// Place of the first of them in the batch.
     first: usize,
@@ -37,17 +37,23 @@ pub(super) fn packs<'a>(
     let mut packs = Vec::new();
     let (mut start, mut size) = (0, 0);
     for (end, sample) in samples.iter().enumerate() {
-        if size > 0 && size + sample.input_length() > budget {
+        let length = if is_trained(sample) { sample.input_length() } else { 0 };
+        if size > 0 && size + length > budget {
             packs.push(pack(samples, further, start..end, device));
             (start, size) = (end, 0);
         }
-        size += sample.input_length();
+        size += length;
     }
     if start < samples.len() {
         packs.push(pack(samples, further, start..samples.len(), device));
     }
     packs.retain(|pack| pack.rows.numel() > 0);
     packs
+}
+
+/// Whether anything of a sample goes through the model.
+fn is_trained(sample: &Sample) -> bool {
+    sample.trained().next().is_some()
 }
 
 fn pack<'a>(
@@ -58,7 +64,7 @@ fn pack<'a>(
 ) -> Pack<'a> {
     let first = range.start;
     let (mut ids, mut lengths, mut rows, mut targets) = (vec![], vec![], vec![], vec![]);
-    for index in range.clone() {
+    for index in range.clone().filter(|index| is_trained(samples[*index])) {
         let sample = samples[index];
         let offset = ids.len();
         let whole = sample.prompt_ids.iter().chain(&sample.response_ids);

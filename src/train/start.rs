@@ -9,6 +9,7 @@ use super::Error;
 use super::adamw::{AdamW, Rates};
 use super::checkpoint::{self, ADAPTER, Base, OPTIMIZER, Record};
 use super::objective::Terms;
+use super::rounding::Rounding;
 use super::sample::Admission;
 use super::schedule::Schedule;
 use crate::model::{Adapter, Dtype, LoadOptions, Lora, Model, adapter};
@@ -43,11 +44,14 @@ pub struct Options {
     /// Type of the weights written; f32 below a billion weights, else the
     /// base's, if not given.
     pub dtype: Option<Dtype>,
+    /// How all weights become that type, where it is bf16. The adapters' sum with the
+    /// base is rounded to the nearest.
+    pub rounding: Rounding,
     /// What is trained, and how it is computed.
     pub compute: Compute,
     /// Policies kept.
     pub keep: u64,
-    /// Seed of a new adapter.
+    /// Seed of a new adapter, and of rounding by chance.
     pub seed: u64,
     /// The command's settings, for the record.
     pub settings: serde_json::Value,

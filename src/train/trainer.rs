@@ -5,8 +5,11 @@ mod constants;
 mod intake;
 
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+use tch::Tensor;
 
 use crate::model::{Dtype, Model};
 
@@ -19,11 +22,18 @@ use super::ledger::Ledger;
 use super::metrics::{Metrics, Updates};
 use super::objective::{Prepared, Terms, gradients};
 use super::policies::Policies;
+use super::rounding::Served;
 use super::sample::{Refusal, Sample};
 use super::start::{Options, base, default_dtype, held, load, resume};
 
 /// Skipped updates in a row that end the run.
 const SKIPS_ALLOWED: u64 = 3;
+
+/// Why turns are not trained in which nothing pulls at the weights.
+const ZERO: &str = "zero_advantage";
+
+/// Why turns are not trained whose updates were skipped.
+const NOT_FINITE: &str = "not_finite_step";
 
 /// A model in training.
 #[derive(Debug)]
@@ -38,6 +48,8 @@ pub struct Trainer {
     pattern: PathBuf,
     base: Base,
     dtype: Dtype,
+    /// What the newest policy is served as, if its weights are rounded.
+    served: Option<Served>,
     ledger: Ledger,
     step: u64,
     skips_in_a_row: u64,
@@ -68,6 +80,8 @@ impl Trainer {
         let model = load(&options, &base, latest.as_deref())?;
         let weights: u64 = model.parameters().iter().map(|(_, tensor)| tensor.numel() as u64).sum();
         let dtype = options.dtype.map_or_else(|| default_dtype(&base.folder, weights), Ok)?;
+        let rounded = held(&model, dtype) == Dtype::Bf16;
+        let served = rounded.then(|| Served::new(&model, options.rounding, options.seed));
         let mut optimizer = AdamW::new(options.rates, model.trained());
         let mut notes = Vec::new();
         let mut ledger = Ledger::default();
@@ -94,6 +108,7 @@ impl Trainer {
             pattern,
             base,
             dtype,
+            served,
             ledger,
             step,
             skips_in_a_row: 0,
@@ -156,36 +171,63 @@ impl Trainer {
         if self.pointless(&batch) {
             // A step would move the weights all the same, by decay and momentum.
             for prepared in &batch {
-                self.refuse(&prepared.sample.turn_id, Refusal::sound("zero_advantage"));
+                self.refuse(&prepared.sample.turn_id, Refusal::sound(ZERO));
             }
             return Ok(None);
         }
         let probe = Probe::new(&self.model, &batch, self.options.tokens_per_pass);
-        let updates = self.update(&batch)?;
-        let old = self.options.admission.old_log_probs;
+        let (updates, taken) = self.update(&batch)?;
         let step = self.policies.after(self.step);
-        let mut metrics =
-            Metrics::new(step, &batch, &updates, old, self.optimizer.rates.learning_rate);
-        if !self.options.admission.method.estimator.has_advantages() {
-            metrics = metrics.without_advantages();
-        }
-        metrics.seconds = started.elapsed().as_secs_f64();
-        metrics.refused = self.refused.clone();
         if updates.update.is_none() {
-            for prepared in &batch {
-                self.refuse(&prepared.sample.turn_id, Refusal::sound("not_finite_step"));
+            for (prepared, taken) in batch.iter().zip(taken) {
+                let reason = if taken { ZERO } else { NOT_FINITE };
+                self.refuse(&prepared.sample.turn_id, Refusal::sound(reason));
             }
+            let metrics = self.metrics(step, &batch, &updates, started);
             return Ok(Some(Trained { metrics, policy: None }));
         }
         let ruined = |ruin| Error::Ruined { step, ruin };
-        metrics.moved = Some(probe.check(&self.model).map_err(ruined)?);
+        let moved = probe.check(&self.model).map_err(ruined)?;
+        let mut trained = Vec::new();
+        for (prepared, taken) in batch.into_iter().zip(taken) {
+            match taken {
+                true => trained.push(prepared),
+                // The ledger does not have it: another run may train it.
+                false => self.count(NOT_FINITE),
+            }
+        }
+        let mut metrics = self.metrics(step, &trained, &updates, started);
+        metrics.moved = Some(moved);
         self.step = step;
-        for prepared in &batch {
+        for prepared in &trained {
             self.ledger.consume(&prepared.sample.turn_id, self.step);
             self.taken.insert(prepared.sample.turn_id.clone());
         }
-        let policy = self.save(&metrics)?;
+        let rounded = self.served.as_mut().map(|served| served.round(&self.model, step));
+        let weights = rounded.map(|(changed, weights)| {
+            metrics.weights_changed = Some(changed);
+            weights
+        });
+        let policy = self.save(&metrics, weights.as_deref())?;
         Ok(Some(Trained { metrics, policy: Some(policy) }))
+    }
+
+    fn metrics(
+        &self,
+        step: u64,
+        batch: &[Prepared],
+        updates: &Updates,
+        started: Instant,
+    ) -> Metrics {
+        let admission = &self.options.admission;
+        let rate = self.optimizer.rates.learning_rate;
+        let metrics = Metrics::new(step, batch, updates, admission.old_log_probs, rate);
+        let metrics = match admission.method.estimator.has_advantages() {
+            true => metrics,
+            false => metrics.without_advantages(),
+        };
+        let seconds = started.elapsed().as_secs_f64();
+        Metrics { seconds, refused: self.refused.clone(), ..metrics }
     }
 
     /// Returns whether nothing in the batch pulls at the weights.
@@ -201,58 +243,85 @@ impl Trainer {
     }
 
     /// Moves the weights, `epochs` times on the same constants, with an update for
-    /// each part of the batch.
-    fn update(&mut self, batch: &[Prepared]) -> Result<Updates, Error> {
+    /// each part of the batch. Also returns which turns are done with: those of a part
+    /// whose every update was skipped are not.
+    fn update(&mut self, batch: &[Prepared]) -> Result<(Updates, Vec<bool>), Error> {
         let mut updates = Updates::default();
         let count = self.options.parts.max(1) as usize;
         let bound = |part: usize| batch.len() * part / count;
-        let parts = (0..count).map(|part| &batch[bound(part)..bound(part + 1)]);
-        let parts: Vec<_> =
-            parts.filter(|part| !part.is_empty() && !self.pointless(part)).collect();
+        let parts = (0..count).map(|part| bound(part)..bound(part + 1));
+        let parts: Vec<Range<usize>> = parts
+            .filter(|part| !part.is_empty() && !self.pointless(&batch[part.clone()]))
+            .collect();
+        let mut taken = vec![true; batch.len()];
+        for part in &parts {
+            taken[part.clone()].fill(false);
+        }
         for part in (0..self.options.epochs.max(1)).flat_map(|_| &parts) {
-            zero_gradients(self.model.trained());
-            let budget = self.options.tokens_per_pass;
-            let measures = gradients(&self.model, part, &self.options.terms, budget);
-            updates.first.get_or_insert(measures);
-            updates.last = Some(measures);
-            let share = self.options.schedule.share(self.optimizer.updates + 1);
-            self.optimizer.rates.learning_rate = self.options.rates.learning_rate * share;
-            let step = match measures.loss.is_finite() {
-                true => self.optimizer.step(self.model.trained(), held(&self.model, self.dtype)),
-                false => None,
-            };
-            match step {
-                Some(update) => {
-                    self.skips_in_a_row = 0;
-                    self.average.iter_mut().for_each(|average| average.follow(&self.model));
-                    tracing::debug!(update = self.optimizer.updates, "the weights have moved");
-                    updates.changed = updates.changed.max(update.changed);
-                    updates.update = Some(update);
-                }
-                None => {
-                    updates.skipped += 1;
-                    self.skips_in_a_row += 1;
-                    if self.skips_in_a_row >= SKIPS_ALLOWED {
-                        return Err(Error::NotFinite { updates: self.skips_in_a_row });
-                    }
-                }
+            if self.update_by(&batch[part.clone()], &mut updates)? {
+                taken[part.clone()].fill(true);
             }
         }
-        Ok(updates)
+        Ok((updates, taken))
     }
 
-    /// Writes the policy of the step at hand.
-    fn save(&mut self, metrics: &Metrics) -> Result<PathBuf, Error> {
+    /// Moves the weights once. Returns whether they moved; errors if too many updates
+    /// in a row were not finite.
+    fn update_by(&mut self, part: &[Prepared], updates: &mut Updates) -> Result<bool, Error> {
+        zero_gradients(self.model.trained());
+        let budget = self.options.tokens_per_pass;
+        let measures = gradients(&self.model, part, &self.options.terms, budget);
+        updates.first.get_or_insert(measures);
+        updates.last = Some(measures);
+        let share = self.options.schedule.share(self.optimizer.updates + 1);
+        self.optimizer.rates.learning_rate = self.options.rates.learning_rate * share;
+        let step = match measures.loss.is_finite() {
+            true => self.optimizer.step(self.model.trained(), held(&self.model, self.dtype)),
+            false => None,
+        };
+        let Some(update) = step else {
+            updates.skipped += 1;
+            self.skips_in_a_row += 1;
+            return match self.skips_in_a_row >= SKIPS_ALLOWED {
+                true => Err(Error::NotFinite { updates: self.skips_in_a_row }),
+                false => Ok(false),
+            };
+        };
+        self.skips_in_a_row = 0;
+        self.average.iter_mut().for_each(|average| average.follow(&self.model));
+        tracing::debug!(update = self.optimizer.updates, "the weights have moved");
+        updates.changed = updates.changed.max(update.changed);
+        updates.update = Some(update);
+        Ok(true)
+    }
+
+    /// Writes the policy of the step at hand. `rounded` are its weights, if they are not
+    /// the model's own.
+    fn save(
+        &mut self,
+        metrics: &Metrics,
+        rounded: Option<&[(String, Tensor)]>,
+    ) -> Result<PathBuf, Error> {
         let aside = self.policies.begin(self.step)?;
-        self.write(&aside, metrics).map_err(|error| self.policies.named(error, self.step))?;
+        self.write(&aside, metrics, rounded)
+            .map_err(|error| self.policies.named(error, self.step))?;
         let policy = self.policies.publish(&aside, self.step)?;
         self.pattern.clone_from(&policy);
         self.policies.prune(self.step, self.options.keep, OPTIMIZER)?;
         Ok(policy)
     }
 
-    fn write(&self, aside: &Path, metrics: &Metrics) -> Result<(), Error> {
-        self.model.save(&self.pattern, aside, Some(self.dtype))?;
+    fn write(
+        &self,
+        aside: &Path,
+        metrics: &Metrics,
+        rounded: Option<&[(String, Tensor)]>,
+    ) -> Result<(), Error> {
+        let dtype = Some(self.dtype);
+        match rounded {
+            Some(weights) => self.model.save_with(weights, &self.pattern, aside, dtype)?,
+            None => self.model.save(&self.pattern, aside, dtype)?,
+        }
         let ours = aside.join(OURS);
         std::fs::create_dir_all(&ours).map_err(|source| Error::write(&ours, source))?;
         let record = Record {

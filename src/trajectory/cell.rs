@@ -3,10 +3,12 @@
 
 mod sampling;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BooleanBuilder, ListBuilder, PrimitiveBuilder, StringBuilder,
+    Array, ArrayRef, AsArray, BooleanBuilder, ListArray, ListBuilder, PrimitiveBuilder,
+    StringBuilder,
 };
 use arrow::datatypes::{
     ArrowPrimitiveType, DataType, Field, Float32Type, Int8Type, Int32Type, TimeUnit,
@@ -204,6 +206,13 @@ fn list_of(item: DataType, nullable: bool) -> DataType {
     DataType::List(Arc::new(Field::new("item", item, nullable)))
 }
 
+/// Returns where the items of a row are among all items of the column. To slice an array
+/// of them out for each row would cost more than to copy them.
+fn span(lists: &ListArray, row: usize) -> Range<usize> {
+    let offsets = lists.value_offsets();
+    offsets[row] as usize..offsets[row + 1] as usize
+}
+
 macro_rules! list {
     ($($item:ty, $arrow:ty);*) => {$(
         impl Cell for Vec<$item> {
@@ -225,8 +234,9 @@ macro_rules! list {
             }
 
             fn read(array: &dyn Array, row: usize) -> Result<Self, String> {
-                let items = array.as_list::<i32>().value(row);
-                Ok(items.as_primitive::<$arrow>().values().to_vec())
+                let lists = array.as_list::<i32>();
+                let items = lists.values().as_primitive::<$arrow>();
+                Ok(items.values()[span(lists, row)].to_vec())
             }
         }
 
@@ -247,11 +257,13 @@ macro_rules! list {
             }
 
             fn read(array: &dyn Array, row: usize) -> Result<Self, String> {
-                let items = array.as_list::<i32>().value(row);
-                let items = items.as_primitive::<$arrow>();
-                Ok(match items.null_count() {
-                    0 => items.values().iter().copied().map(Some).collect(),
-                    _ => items.iter().collect(),
+                let lists = array.as_list::<i32>();
+                let (items, span) = (lists.values().as_primitive::<$arrow>(), span(lists, row));
+                Ok(match items.nulls().filter(|nulls| nulls.null_count() > 0) {
+                    None => items.values()[span].iter().copied().map(Some).collect(),
+                    Some(nulls) => span
+                        .map(|item| nulls.is_valid(item).then(|| items.value(item)))
+                        .collect(),
                 })
             }
         }
@@ -338,11 +350,12 @@ where
     }
 
     fn read(array: &dyn Array, row: usize) -> Result<Self, String> {
-        let candidates = array.as_list::<i32>().value(row);
-        (0..candidates.len())
+        let lists = array.as_list::<i32>();
+        let candidates = lists.values();
+        span(lists, row)
             .map(|index| match candidates.is_null(index) {
                 true => Ok(None),
-                false => <Vec<T> as Cell>::read(&candidates, index).map(Some),
+                false => <Vec<T> as Cell>::read(candidates, index).map(Some),
             })
             .collect()
     }

@@ -71,7 +71,14 @@ fn a_missing_stage_is_named() {
     // A stated reward is a reward.
     let stated = Turn { reward_explicit: Some(1.0), ..captured("s", 1) };
     let input = table(folder.path(), &TAUGHT[..1], &[stated]);
-    oclaw().args(["advantage", "--estimator", "grpo"]).arg(input).assert().success();
+    oclaw().args(["advantage", "--estimator", "grpo"]).arg(&input).assert().success();
+    // But nothing said by the judge is no 0 in a sum.
+    for estimators in ["--estimator=grpo", "--compare=grpo,gae"] {
+        let mut command = oclaw();
+        command.args(["advantage", estimators, "--shape=judged=0.5,explicit=0.5"]).arg(&input);
+        let talk = words(command.assert().code(1).get_output());
+        assert!(talk.contains("there is no column `score`: run `oclaw judge` first"), "{talk}");
+    }
 }
 
 #[test]

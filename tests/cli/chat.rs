@@ -105,6 +105,17 @@ fn what_goes_wrong_is_said() {
     for flags in [&["--top-p", "0"][..], &["--temperature", "-1"], &["--model", "m"]] {
         assert_eq!(chat(&url, flags, "").code, Some(2), "{flags:?}");
     }
+    // What is only of one way to a model does not go with the other.
+    for flags in [["--dtype", "f32"], ["--device", "cpu"]] {
+        let refused = chat(&url, &flags, "hi\n");
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{flags:?}");
+        assert!(refused.stderr.contains(flags[0]), "{}", refused.stderr);
+    }
+    for flag in ["--engine-model", "--engine-key-file"] {
+        let assert = oclaw().args(["chat", "--model", "m", flag, "x"]).assert().code(2);
+        let stderr = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+        assert!(stderr.contains("cannot be used with") && stderr.contains(flag), "{stderr}");
+    }
     oclaw().arg("chat").assert().code(2);
 }
 

@@ -179,6 +179,14 @@ fn settings_that_are_none_fail() {
     ] {
         refused(&format!("{well}[loop]\n{setting}\n"), &["[loop]", word]);
     }
+    let once = format!("{well}[advantage]\nonce = true\n");
+    refused(&once, &["line 11", "`[advantage] once` has no effect in a loop"]);
+    // A switch that is off says nothing.
+    let never = once.replace("once = true", "once = false");
+    bench.check(&never, &["--offline"]).says(0, "settings", "ok", &["oclaw.toml"]);
+    let variable = [("OCLAW_TRAIN_OUT", "p")];
+    let words = ["`OCLAW_TRAIN_OUT` in the environment has no effect in a loop"];
+    bench.check_with(&well, &[], &variable).says(2, "settings", "fail", &words);
     let run = format!("{well}[loop]\nrun = \"s3://chats/run\"\n");
     refused(&run, &["`run` is to be a folder of a file system", "(`s3://`)"]);
 }
@@ -300,4 +308,9 @@ fn the_loop_can_be_asked_the_same() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("scheduler"), "{text}");
     assert!(!bench.path().join("run").exists());
+    // Its flags go before the file.
+    command.args(["--run", "s3://chats/run"]);
+    let output = command.assert().code(2).get_output().clone();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("`s3://`"), "{text}");
 }

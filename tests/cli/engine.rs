@@ -37,6 +37,10 @@ mod with_torch {
         assert!(stderr.starts_with("oclaw engine: no key protects `0.0.0.0:0`"), "{stderr}");
         assert!(stderr.contains("hint: give a key by `--key-file`"), "{stderr}");
         assert!(refused(&["--dtype", "int4"], 2).contains("int4"));
+        assert!(refused(&["--device", "gpu"], 2).contains("wanted cpu or cuda:N"));
+        let listen = ["--listen", "127.0.0.1:0"];
+        let absent = refused(&[&listen[..], &["--device", "cuda:99"]].concat(), 2);
+        assert!(absent.starts_with("oclaw engine: device Cuda(99) is not available"), "{absent}");
         let gone = oclaw().args(["engine", "--model", "gone"]).assert().code(1);
         let stderr = String::from_utf8(gone.get_output().stderr.clone()).unwrap();
         assert_eq!(stderr, "oclaw engine: no model folder `gone`\n");

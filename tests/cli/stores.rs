@@ -177,6 +177,19 @@ fn a_store_that_is_away_is_waited_for() {
     assert!(words.contains("hint: keys, region and endpoint come from the environment"), "{words}");
 }
 
+/// A store that takes a request and never answers is not waited for when it is to end.
+#[test]
+fn a_store_that_hangs_holds_up_no_end() {
+    let fake = FakeS3::start();
+    let cloud = Cloud::new(&fake.endpoint);
+    fake.put("turns/a.parquet", cloud.shard("a", 100, 1));
+    let mut judging = Running::start(&cloud.follow("judge", ("turns", "judged"), &["--rules"]));
+    judging.hears("a.parquet: 1 rows, 1 noted");
+    fake.hang();
+    let (code, words) = judging.stop();
+    assert_eq!(code, Some(0), "{words}");
+}
+
 #[test]
 fn tables_of_a_store_are_read_like_others() {
     let fake = FakeS3::start();

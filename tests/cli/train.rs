@@ -162,6 +162,58 @@ fn a_step_that_is_not_finite_is_told_and_is_no_success() {
     assert!(!folder.path().join("policy").exists());
 }
 
+/// One turn of two whose loss overflows, in an update of its own.
+#[cfg(feature = "torch")]
+#[test]
+fn a_part_that_is_not_finite_is_told_and_is_no_success() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut turns = noted(vec![finished("s", 1), finished("s", 2)]);
+    turns[0].rl_advantages = Some(vec![1000.0; 3]);
+    turns[1].rl_advantages = Some(vec![1e-30; 3]);
+    let input = write(&folder.path().join("in.parquet"), Format::Parquet, &STAGES, &turns);
+    let mut command = train(folder.path());
+    command.args(["--estimator", "grpo", "--mini-batches", "2"]);
+    command.args(["--importance-low", "1e38", "--importance-high", "1e38"]);
+    let run = command.arg(&input).assert().code(3);
+    let talk = words(run.get_output());
+    for told in [
+        "warning: step 1: 1 updates were not finite and were skipped",
+        "not trained: 1 turns: not_finite_step",
+        "step 1 turns 1 tokens trained 3",
+    ] {
+        assert!(talk.contains(told), "{told}: {talk}");
+    }
+    let run = train(folder.path()).args(["--estimator", "grpo"]).arg(&input).assert();
+    let talk = words(run.get_output());
+    assert!(talk.contains("step 2 turns 1 tokens trained 3"), "{talk}");
+}
+
+/// A batch in which nothing pulls at the weights, beside one that makes a step and alone.
+#[cfg(feature = "torch")]
+#[test]
+fn batches_without_any_advantage_are_told_of_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut turns = noted((1..=3).map(|number| finished("s", number)).collect());
+    turns[0].rl_advantages = Some(vec![0.0; 3]);
+    turns[2].rl_advantages = Some(vec![0.0; 3]);
+    let path = folder.path().join("in.parquet");
+    let input = write(&path, Format::Parquet, &STAGES, &turns);
+    let grpo = || {
+        let mut command = train(folder.path());
+        command.args(["--estimator", "grpo", "--batch-turns", "1"]);
+        command
+    };
+    let why = "every advantage is 0: the rewards of a group, or of the batch, are all alike";
+    let talk = words(grpo().arg(&input).assert().success().get_output());
+    assert!(talk.contains(&format!("warning: 2 batches made no step: {why}")), "{talk}");
+    assert_eq!(talk.matches(why).count(), 1, "{talk}");
+    let input = write(&path, Format::Parquet, &STAGES, &turns[..1]);
+    let talk = words(grpo().arg(&input).assert().success().get_output());
+    let told = format!("no step was made: 1 turn: zero_advantage hint: {why}");
+    assert!(talk.contains(&told), "{talk}");
+    assert_eq!(talk.matches(why).count(), 1, "{talk}");
+}
+
 #[cfg(feature = "torch")]
 #[test]
 fn a_missing_stage_is_named() {

@@ -96,13 +96,27 @@ fn flags_that_would_do_nothing_are_refused() {
         (&["--schedule", "linear", "--warmup", "9", "--total-steps", "9"], "is 9, no more than"),
         (&["--ema", "1"], "wanted a number above 0 and below 1"),
         (&["--opsm-delta", "-1"], "wanted a number, 0 or more"),
+        (&["--estimator", "topk-kl", "--subset", "teacher"], "`--subset` does nothing under"),
+        (&["--save-rounding", "nearest", "--dtype", "f32"], "`--dtype f32` rounds nothing"),
     ] {
         let run = train(folder.path(), flags).assert().code(2);
         let talk = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
         assert!(talk.contains(wanted), "{flags:?}: {talk}");
         assert!(!folder.path().join("policy").exists());
     }
-    train(folder.path(), &["--loss", "cispo", "--dual-clip", "0"]).assert().success();
+    let flags = ["--loss", "cispo", "--dual-clip", "0", "--kl", "k2", "--dtype", "bf16"];
+    let run = train(folder.path(), &flags).assert().success();
+    let talk = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
+    for told in [
+        "note: `--kl` does nothing: `--kl-coef` is 0",
+        "weights are rounded to bf16 (stochastic) where they are written",
+    ] {
+        assert!(talk.contains(told), "{told}: {talk}");
+    }
+    let record = fs::read(folder.path().join("policy/latest/oclaw/train.json")).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    let written = (&record["dtype"], &record["settings"]["save_rounding"]);
+    assert_eq!(written, (&"bf16".into(), &"stochastic".into()));
 }
 
 /// CRC-32C bit by bit, masked as TensorFlow's record format says.

@@ -2,7 +2,7 @@
 //! no, or lose its answers.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -26,12 +26,23 @@ struct Shared {
     status: AtomicU32,
     /// So many further writes are done, and said to have failed.
     lost: AtomicU32,
+    /// So many further writes are taken, if not all.
+    left: Mutex<Option<u32>>,
+    /// Whether the next write conflicts with another one.
+    conflict: AtomicBool,
+    /// Whether nothing is answered any more.
+    hangs: AtomicBool,
+    /// Writes below this name fail for now, unless it is empty.
+    #[cfg(feature = "torch")]
+    away_below: Mutex<String>,
 }
 
 #[derive(Clone)]
 struct Object {
     bytes: Bytes,
     tag: String,
+    /// Whether it was written a day before the others.
+    old: bool,
 }
 
 impl FakeS3 {
@@ -63,6 +74,29 @@ impl FakeS3 {
         self.shared.lost.store(writes, Ordering::SeqCst);
     }
 
+    /// Takes so many writes more, and refuses the rest: whoever writes is cut off there.
+    pub(crate) fn stop_after(&self, writes: Option<u32>) {
+        *self.shared.left.lock().unwrap() = writes;
+    }
+
+    /// Answers nothing any more, and waits until somebody has been left without an answer.
+    pub(crate) fn hang(&self) {
+        self.shared.hangs.store(true, Ordering::SeqCst);
+        let before = self.asked().len();
+        super::until("the store is asked", || self.asked().len() > before);
+    }
+
+    /// Fails the writes below a name for now; an empty one ends that.
+    #[cfg(feature = "torch")]
+    pub(crate) fn be_away_below(&self, name: &str) {
+        name.clone_into(&mut self.shared.away_below.lock().unwrap());
+    }
+
+    /// Answers the next write as if another one of its name was under way.
+    pub(crate) fn conflict(&self) {
+        self.shared.conflict.store(true, Ordering::SeqCst);
+    }
+
     /// Returns the names of what is there.
     pub(crate) fn names(&self) -> Vec<String> {
         self.shared.objects.lock().unwrap().keys().cloned().collect()
@@ -78,6 +112,11 @@ impl FakeS3 {
 
     pub(crate) fn remove(&self, name: &str) {
         self.shared.objects.lock().unwrap().remove(name);
+    }
+
+    /// Makes an object a day older than one that is put now.
+    pub(crate) fn make_old(&self, name: &str) {
+        self.shared.objects.lock().unwrap().get_mut(name).unwrap().old = true;
     }
 
     /// Returns what was asked, method and target.
@@ -96,7 +135,7 @@ impl Drop for FakeS3 {
 impl Shared {
     fn put(&self, name: String, bytes: Bytes) -> String {
         let tag = format!("\"{}\"", self.count.fetch_add(1, Ordering::SeqCst));
-        let object = Object { bytes, tag: tag.clone() };
+        let object = Object { bytes, tag: tag.clone(), old: false };
         self.objects.lock().unwrap().insert(name, object);
         tag
     }
@@ -157,6 +196,9 @@ async fn answer(
     body: Bytes,
 ) -> Response<Body> {
     shared.asked.lock().unwrap().push(format!("{method} {uri}"));
+    if shared.hangs.load(Ordering::SeqCst) {
+        return std::future::pending().await;
+    }
     let status = shared.status.load(Ordering::SeqCst);
     if status != 0 {
         return fault(status as u16, "Scripted");
@@ -173,8 +215,31 @@ async fn answer(
     let wants = |header: &str| headers.get(header).map(|it| it.to_str().unwrap().to_owned());
     match method {
         Method::PUT => {
+            if let Some(left) = shared.left.lock().unwrap().as_mut() {
+                match left.checked_sub(1) {
+                    Some(fewer) => *left = fewer,
+                    None => return fault(403, "AccessDenied"),
+                }
+            }
+            #[cfg(feature = "torch")]
+            {
+                let away = shared.away_below.lock().unwrap();
+                if !away.is_empty() && name.starts_with(&*away) {
+                    return fault(503, "Away");
+                }
+            }
+            if shared.conflict.swap(false, Ordering::SeqCst) {
+                return fault(409, "ConditionalRequestConflict");
+            }
             if wants("if-none-match").as_deref() == Some("*") && there.is_some() {
                 return fault(412, "PreconditionFailed");
+            }
+            if let Some(tag) = wants("if-match") {
+                match &there {
+                    None => return fault(404, "NoSuchKey"),
+                    Some(there) if there.tag != tag => return fault(412, "PreconditionFailed"),
+                    Some(_) => {}
+                }
             }
             let tag = shared.put(name.to_owned(), body);
             if shared.lost.load(Ordering::SeqCst) > 0 {
@@ -199,10 +264,11 @@ async fn answer(
 
 fn read(object: &Object, range: Option<String>, head: bool) -> Response<Body> {
     let size = object.bytes.len();
-    let mut headers = vec![
-        ("etag", object.tag.clone()),
-        ("last-modified", "Thu, 01 Jan 2026 00:00:00 GMT".to_owned()),
-    ];
+    let modified = match object.old {
+        true => "Wed, 31 Dec 2025 00:00:00 GMT",
+        false => "Thu, 01 Jan 2026 00:00:00 GMT",
+    };
+    let mut headers = vec![("etag", object.tag.clone()), ("last-modified", modified.to_owned())];
     let part = range.as_deref().and_then(|range| {
         let (from, to) = range.strip_prefix("bytes=")?.split_once('-')?;
         Some((from.parse::<usize>().ok()?, to.parse::<usize>().ok()?.min(size - 1)))

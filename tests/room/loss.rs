@@ -288,3 +288,76 @@ fn a_favoured_token_rises_under_every_loss() {
         }
     }
 }
+
+/// No answer, no token of one: nothing panics and nothing is NaN.
+#[test]
+fn of_nothing_there_is_no_loss() {
+    let none = leaf(&[]);
+    let ratio = loss::log_ratio(&none, &vector(&[]));
+    let mut all = vec![
+        loss::ppo_clip(&ratio, &vector(&[]), &CLIP).loss,
+        loss::cispo(&none, &vector(&[]), &vector(&[]), &CLIP).loss,
+        loss::approximate_kl(KlKind::LowVar, &none, &vector(&[]), None),
+    ];
+    for lengths in [&[0_i64; 0][..], &[0], &[0, 0]] {
+        all.push(loss::sequence_mean(&ratio, lengths));
+        assert_eq!(loss::opsm_keep(&ratio, &vector(&[]), lengths, 0.1).numel(), 0);
+    }
+    assert_eq!(loss::whiten(&vector(&[])).numel(), 0);
+    let total = loss::reduce(&Tensor::cat(&all, 0), &vector(&[]));
+    assert_eq!(total.double_value(&[]), 0.0);
+    total.backward();
+}
+
+/// Likewise of no token with k ids, of tokens without an id, and of nobody who teaches.
+#[test]
+fn of_no_ids_there_is_no_distillation() {
+    for shape in [[0_i64, 4], [2, 0], [0, 0]] {
+        let empty = Tensor::zeros(shape, (Kind::Float, tch::Device::Cpu));
+        let found = loss::topk_kl(&empty, &empty);
+        assert_eq!(floats(&found.kl), vec![0.0; shape[0] as usize], "{shape:?}");
+        let ids = empty.to_kind(Kind::Int64);
+        for which in [SubsetIds::Student, SubsetIds::Teacher, SubsetIds::Overlap] {
+            let candidates = |count: i64| loss::Candidates {
+                student_ids: ids.shallow_clone(),
+                ids: ids.unsqueeze(0).repeat([count, 1, 1]),
+                log_probs: empty.unsqueeze(0).repeat([count, 1, 1]),
+                at_student: Some(empty.unsqueeze(0).repeat([count, 1, 1])),
+            };
+            for selection in
+                [HintSelection::Sequence, HintSelection::Token, HintSelection::Shortest]
+            {
+                let subset = loss::select_subset(&candidates(2), selection, which, None).unwrap();
+                assert_eq!(subset.ids.size(), shape);
+                let worth = loss::topk_advantages(&subset, &empty, &empty, Some(1.0));
+                let (advantages, inside) = (&worth.advantages, &subset.inside);
+                let found = loss::topk_surrogate(&empty, advantages, inside, &CLIP);
+                assert_eq!(floats(&found.loss), vec![0.0; shape[0] as usize]);
+                assert_eq!(floats(&found.clipped), vec![0.0; shape[0] as usize]);
+            }
+        }
+    }
+    // Where one side alone has none, nothing is in both.
+    for (own, other) in [(0, 3), (3, 0)] {
+        let ids = |k: i64| Tensor::from_slice(&[0_i64, 1, 2]).narrow(0, 0, k).repeat([2_i64, 1]);
+        let candidates = loss::Candidates {
+            student_ids: ids(own),
+            ids: ids(other).unsqueeze(0),
+            log_probs: -ids(other).unsqueeze(0).to_kind(Kind::Float),
+            at_student: None,
+        };
+        let (first, both) = (HintSelection::Shortest, SubsetIds::Overlap);
+        let subset = loss::select_subset(&candidates, first, both, None).unwrap();
+        assert_eq!((subset.ids.size(), subset.teacher.size()), (vec![2, own], vec![2, own]));
+        assert_eq!(floats(&subset.size()), [0.0, 0.0]);
+    }
+    let nobody = loss::Candidates {
+        ids: Tensor::zeros([0, 2, 2], (Kind::Int64, tch::Device::Cpu)),
+        log_probs: Tensor::zeros([0, 2, 2], (Kind::Float, tch::Device::Cpu)),
+        at_student: None,
+        ..candidates()
+    };
+    let (token, teacher) = (HintSelection::Token, SubsetIds::Teacher);
+    let error = loss::select_subset(&nobody, token, teacher, None).unwrap_err();
+    assert_eq!(error, loss::TopkError::NoCandidate);
+}

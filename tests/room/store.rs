@@ -2,6 +2,8 @@
 //! bounded folder, policies that are whole or not there.
 
 mod cache;
+mod claim;
+mod local;
 mod policies;
 
 use std::ffi::OsStr;
@@ -56,6 +58,8 @@ fn addresses_are_told_from_paths_and_hold_no_key() {
         "`s3://…@bucket/a`: keys are no part of an address: they come from the environment"
     );
     // Nor does a signed address show its signature.
+    assert!(told("s3://id:secret@bucket/a?sig=very-secret").starts_with("`s3://…@bucket/a…`: "));
+    assert!(told("s3://id:secret@bucket?sig=very-secret").starts_with("`s3://…@bucket/…`: "));
     let signed = Address::of(Path::new("s3://bucket/a?X-Amz-Signature=very-secret")).unwrap_err();
     assert_eq!(
         signed.to_string(),
@@ -94,16 +98,28 @@ async fn a_write_whose_answer_is_lost_is_done_once() {
     let store = s3(&fake, "s3://bucket/out");
     fake.lose(1);
     // The second try of the same call finds the name taken, by the first.
-    let said = store.put_new("a", "x".into()).await;
-    assert!(matches!(said, Ok(()) | Err(Error::Exists { .. })), "{said:?}");
-    assert_eq!(fake.get("out/a").unwrap(), "x");
+    store.put_new("a", "x".into()).await.unwrap();
+    let puts = fake.asked().iter().filter(|it| it.starts_with("PUT ")).count();
+    assert_eq!((puts, fake.get("out/a").unwrap().as_ref()), (2, &b"x"[..]));
+    // Of the same length, but somebody else's.
+    let other = store.put_new("a", "y".into()).await.unwrap_err();
+    assert!(matches!(other, Error::Exists { .. }), "{other:?}");
+    // A conflict with a write that came to nothing is no reason to give up.
+    fake.conflict();
+    let under_way = store.put_new("b", "x".into()).await.unwrap_err();
+    assert!(under_way.is_transient(), "{under_way:?}");
+    assert_eq!(
+        under_way.to_string(),
+        "`s3://bucket/out/b`: the store is away: another write of this name is under way"
+    );
+    store.put_new("b", "x".into()).await.unwrap();
 }
 
 #[tokio::test]
 async fn errors_say_whether_waiting_helps() {
     let fake = FakeS3::start();
     let store = s3(&fake, "s3://bucket/in");
-    for (status, transient) in [(503, true), (500, true), (403, false), (400, false), (404, false)]
+    for (status, transient) in [(503, true), (501, false), (403, false), (400, false), (404, false)]
     {
         fake.say(status);
         let error = store.list().await.unwrap_err();

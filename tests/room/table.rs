@@ -48,6 +48,23 @@ fn both_formats_give_back_what_was_written() {
 }
 
 #[test]
+fn some_columns_can_be_read_alone() {
+    let folder = folder();
+    let turns = vec![finished("a", 1), finished("a", 2)];
+    for format in [Format::Parquet, Format::Ipc] {
+        let path = write(&folder.path().join("t"), format, &STAGES, &turns);
+        let mut source = Source::open(&[path]).unwrap();
+        source.only(&["score", "turn", "nowhere"]);
+        let batch = source.next_batch().unwrap().unwrap();
+        let schema = batch.schema();
+        let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+        assert_eq!((names, batch.num_rows()), (vec!["turn", "turn_id", "score"], 2), "{format:?}");
+        source.rewind().unwrap();
+        assert_eq!(source.next_turns().unwrap().unwrap(), turns, "{format:?}");
+    }
+}
+
+#[test]
 fn a_table_without_rows_keeps_its_columns() {
     let folder = folder();
     for format in [Format::Parquet, Format::Ipc] {

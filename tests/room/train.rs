@@ -8,6 +8,7 @@ mod distil;
 mod objective;
 mod parts;
 mod policies;
+mod rounding;
 mod surrogate;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -19,8 +20,8 @@ use oclaw::loss::{Clip, HintSelection, KlKind, Reduction, SubsetIds};
 use oclaw::model::{Dtype, LoadOptions, Model};
 use oclaw::train::{
     Admission, Compute, Distillation, Distilled, Error, Form, Importance, Measures, OldLogProbs,
-    Options, Policy, Prepared, Rates, Sample, Schedule, Shape, Teaching, Terms, Trained, Trainer,
-    admit, gradients, read_record, sample_log_probs, zero_gradients,
+    Options, Policy, Prepared, Rates, Rounding, Sample, Schedule, Shape, Teaching, Terms, Trained,
+    Trainer, admit, gradients, read_record, sample_log_probs, zero_gradients,
 };
 use oclaw::trajectory::words::{LogProbKind, Status, TokenSource};
 use oclaw::trajectory::{Sampling, Turn};
@@ -71,6 +72,7 @@ pub(crate) fn options(model: &str, out: &Path) -> Options {
         parts: 1,
         tokens_per_pass: 64,
         dtype: None,
+        rounding: Rounding::default(),
         compute: Compute::default(),
         keep: 6,
         seed: 0,

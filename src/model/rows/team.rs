@@ -6,13 +6,17 @@
 //! waits at the end only for pieces that are being worked on: a helper that the system
 //! does not run holds up nobody.
 
+use std::any::Any;
 use std::hint::spin_loop;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread;
 
 /// Looks for another task before a helper sleeps, some 50 microseconds.
 const LOOKS: u32 = 20_000;
+/// Looks before the core is left to others for a moment.
+const LOOKS_IN_A_ROW: u32 = 64;
 
 /// Does one piece.
 type Work<'a> = dyn Fn(usize) + Sync + 'a;
@@ -42,6 +46,11 @@ struct Team {
     next: AtomicUsize,
     /// Helpers at work.
     busy: AtomicUsize,
+    /// What the work of a helper panicked with.
+    panicked: Mutex<Option<Box<dyn Any + Send>>>,
+    /// Helpers that there are.
+    started: AtomicUsize,
+    /// Helpers that there may be.
     helpers: usize,
 }
 
@@ -58,30 +67,31 @@ pub(super) fn run(pieces: usize, threads: usize, work: &Work<'_>) {
         Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
         Err(TryLockError::WouldBlock) => return alone(),
     };
-    let _end = team.begin(pieces, (threads - 1).min(pieces - 1), work);
+    let wanted = (threads - 1).min(pieces - 1);
+    team.start(wanted);
+    let end = team.begin(pieces, wanted, work);
     team.take_pieces(pieces, work);
+    drop(end);
+    // A piece that panicked is not done: whoever asked for it must not go on.
+    if let Some(panicked) = team.panicked().take() {
+        resume_unwind(panicked);
+    }
 }
 
-/// Returns the threads, started when they are first needed.
+/// Returns what the threads have in common.
 fn team() -> &'static Team {
     static TEAM: OnceLock<Team> = OnceLock::new();
-    static STARTED: OnceLock<()> = OnceLock::new();
-    let team = TEAM.get_or_init(|| Team {
+    TEAM.get_or_init(|| Team {
         turn: Mutex::new(()),
         task: Mutex::new(None),
         begun: Condvar::new(),
         round: AtomicU64::new(0),
         next: AtomicUsize::new(0),
         busy: AtomicUsize::new(0),
+        panicked: Mutex::new(None),
+        started: AtomicUsize::new(0),
         helpers: thread::available_parallelism().map_or(0, |cores| cores.get() - 1),
-    });
-    STARTED.get_or_init(|| {
-        for number in 0..team.helpers {
-            // Fewer helpers are slower, no worse.
-            let _ = thread::Builder::new().name(format!("product-{number}")).spawn(|| team.help());
-        }
-    });
-    team
+    })
 }
 
 /// Ends a task, also if its work panics.
@@ -90,13 +100,37 @@ struct End<'a>(&'a Team);
 impl Drop for End<'_> {
     fn drop(&mut self) {
         *self.0.task() = None;
+        let mut looks = 0;
         while self.0.busy.load(Ordering::Acquire) > 0 {
-            spin_loop();
+            wait_a_little(&mut looks);
         }
     }
 }
 
+/// Leaves the core to others now and then: the one that is waited for may need it.
+fn wait_a_little(looks: &mut u32) {
+    *looks = looks.wrapping_add(1);
+    match *looks % LOOKS_IN_A_ROW {
+        0 => thread::yield_now(),
+        _ => spin_loop(),
+    }
+}
+
 impl Team {
+    /// Starts the helpers that a task wants and that are not there yet. One task is on
+    /// at a time, and so is this.
+    fn start(&'static self, wanted: usize) {
+        while self.started.load(Ordering::Relaxed) < wanted.min(self.helpers) {
+            let name = format!("product-{}", self.started.fetch_add(1, Ordering::Relaxed));
+            // Fewer helpers are slower, no worse.
+            let _ = thread::Builder::new().name(name).spawn(|| self.help());
+        }
+    }
+
+    fn panicked(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
+        self.panicked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn task(&self) -> MutexGuard<'_, Option<Task>> {
         self.task.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,6 +140,8 @@ impl Team {
         // SAFETY: only the lifetime changes; `End` waits until nobody has the work.
         let work = unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) };
         let mut task = self.task();
+        // What is left of a task whose own thread panicked too.
+        *self.panicked() = None;
         self.next.store(0, Ordering::Relaxed);
         *task = Some(Task { work, pieces, wanted });
         self.round.fetch_add(1, Ordering::Release);
@@ -133,7 +169,12 @@ impl Team {
             #[expect(unsafe_code, reason = "the work is lent by another thread")]
             // SAFETY: `busy` counts this thread, and `End` waits for that to be 0.
             let work = unsafe { &*task.work };
-            self.take_pieces(task.pieces, work);
+            // The helper lives on, and the task's owner is told.
+            if let Err(panicked) =
+                catch_unwind(AssertUnwindSafe(|| self.take_pieces(task.pieces, work)))
+            {
+                *self.panicked() = Some(panicked);
+            }
         }
     }
 
@@ -147,12 +188,13 @@ impl Team {
     }
 
     fn wait_for_more_than(&self, seen: u64) -> u64 {
-        for _ in 0..LOOKS {
+        let mut looks = 0;
+        while looks < LOOKS {
             let round = self.round.load(Ordering::Acquire);
             if round != seen {
                 return round;
             }
-            spin_loop();
+            wait_a_little(&mut looks);
         }
         let mut task = self.task();
         loop {
@@ -191,6 +233,22 @@ mod tests {
                 let counts: Vec<_> = done.iter().map(|it| it.load(Ordering::Relaxed)).collect();
                 assert_eq!(counts, vec![50; pieces], "{threads} threads");
             }
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_whoever_asked_and_the_next_task_is_done() {
+        for broken in 0..8 {
+            let found = catch_unwind(|| {
+                run(8, 8, &|piece| assert!(piece != broken, "piece {piece} broke"));
+            });
+            let told = found.unwrap_err();
+            assert_eq!(*told.downcast::<String>().unwrap(), format!("piece {broken} broke"));
+            let done = AtomicUsize::new(0);
+            run(8, 8, &|_| {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(done.into_inner(), 8);
         }
     }
 

@@ -165,7 +165,7 @@ fn tile<W: Weight, const M: usize, const N: usize>(x: &[f32], weights: [&[W]; N]
 /// Adds up the lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn sum_of(lanes: __m256) -> f32 {
+pub(super) fn sum_of(lanes: __m256) -> f32 {
     let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use futures_util::stream::{self, StreamExt};
 
-use super::WINDOW;
-use super::shards::{COLUMNS, Folder, Ledger, Mark, Shards};
+use super::shards::{COLUMNS, Folder, Ledger, Mark};
+use super::{Known, Shared, WINDOW, lock};
 use crate::pipeline::{Error, Hop};
 use crate::store::{Object, Policies, Store, count};
 use crate::table::is_shard;
@@ -21,14 +22,14 @@ const AT_ONCE: usize = 16;
 const MANIFEST: &str = "oclaw/files.json";
 
 /// What a store told last.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Cloud {
-    store: Store,
     folders: HashMap<PathBuf, Seen>,
     latest: Option<u64>,
     /// The policies, with when each was made, by their names.
     made: BTreeMap<String, Option<SystemTime>>,
-    looked: bool,
+    /// When the look began that told it.
+    told_at: Option<SystemTime>,
 }
 
 /// A folder of shards.
@@ -48,13 +49,8 @@ struct Asked {
 }
 
 impl Cloud {
-    pub(super) fn new(store: Store) -> Self {
-        let (folders, made) = (HashMap::new(), BTreeMap::new());
-        Self { store, folders, latest: None, made, looked: false }
-    }
-
-    pub(super) fn has_looked(&self) -> bool {
-        self.looked
+    pub(super) fn told_at(&self) -> Option<SystemTime> {
+        self.told_at
     }
 
     pub(super) fn folder(&self, folder: &Path) -> Folder {
@@ -72,19 +68,24 @@ impl Cloud {
     pub(super) fn steps_made(&self) -> Vec<(u64, SystemTime)> {
         self.made.iter().filter_map(|(name, at)| Some((step(name)?, (*at)?))).collect()
     }
+}
 
+/// A look at a store.
+pub(super) struct Look {
+    pub(super) store: Store,
+    pub(super) hops: Vec<Hop>,
+    pub(super) known: Shared,
+}
+
+impl Look {
     /// Looks at every folder, each before those that it flows into, and at the newest
     /// policy last. What was seen before stays as it is until all of it has told.
-    pub(super) async fn look(
-        &mut self,
-        hops: &[Hop],
-        shards: &mut Shards,
-        ledger: &mut Ledger,
-    ) -> Result<(), Error> {
+    pub(super) async fn look(self) -> Result<(), Error> {
+        let begun = SystemTime::now();
         let mut folders = HashMap::new();
         let mut listed = HashMap::new();
         let mut asked: Vec<Asked> = Vec::new();
-        for hop in hops.iter().filter(|hop| hop.stage != "train") {
+        for hop in self.hops.iter().filter(|hop| hop.stage != "train") {
             let folder = self.inside(&hop.into);
             let (mut objects, inside) = folder.list().await?;
             objects.retain(|object| is_shard(object.name.as_ref()));
@@ -93,49 +94,61 @@ impl Cloud {
             let fresh = |one: &Asked| written(&one.object) >= SystemTime::now().checked_sub(WINDOW);
             let gone: HashSet<&str> = objects.iter().map(|object| object.name.as_str()).collect();
             asked.retain(|one| !gone.contains(one.object.name.as_str()) || fresh(one));
-            let turns = hops.iter().any(|next| next.stage == "train" && next.from == hop.into);
             let names = objects.iter().map(|it| (OsString::from(&it.name), written(it)));
             let seen = Seen { shards: Folder::of(names), given_up };
-            for object in objects {
-                let path = hop.into.join(&object.name);
-                listed.insert(path.clone(), mark(&object));
-                if !shards.knows(&path, mark(&object), turns) {
-                    asked.push(Asked { path, folder: folder.clone(), object, turns });
-                }
-            }
+            listed.extend(objects.iter().map(|it| (hop.into.join(&it.name), mark(it))));
+            asked.extend(self.unknown(hop, &folder, objects));
             folders.insert(hop.into.clone(), seen);
         }
-        ask(asked, shards).await?;
-        if let Some(hop) = hops.iter().find(|hop| hop.stage == "train") {
-            folders.insert(hop.into.clone(), self.look_at_policies(hop, ledger).await?);
+        ask(asked, &self.known).await?;
+        if let Some(hop) = self.hops.iter().find(|hop| hop.stage == "train") {
+            folders.insert(hop.into.clone(), self.look_at_policies(hop).await?);
         }
-        shards.list(listed);
-        (self.folders, self.looked) = (folders, true);
+        let mut known = lock(&self.known);
+        known.shards.list(listed);
+        (known.cloud.folders, known.cloud.told_at) = (folders, Some(begun));
         Ok(())
     }
 
-    async fn look_at_policies(&mut self, hop: &Hop, ledger: &mut Ledger) -> Result<Seen, Error> {
+    /// Lists the shards of a folder that are still to be asked.
+    fn unknown(&self, hop: &Hop, folder: &Store, objects: Vec<Object>) -> Vec<Asked> {
+        let turns = self.hops.iter().any(|next| next.stage == "train" && next.from == hop.into);
+        let known = lock(&self.known);
+        let asked = objects.into_iter().filter_map(|object| {
+            let path = hop.into.join(&object.name);
+            let is_known = known.shards.knows(&path, mark(&object), turns);
+            (!is_known).then(|| Asked { path, folder: folder.clone(), object, turns })
+        });
+        asked.collect()
+    }
+
+    async fn look_at_policies(&self, hop: &Hop) -> Result<Seen, Error> {
         let folder = self.inside(&hop.into);
         let (_, inside) = folder.list().await?;
         let given_up = given_up(&folder, &inside).await?;
-        self.made.retain(|name, _| inside.contains(name));
+        let mut made = lock(&self.known).cloud.made.clone();
+        made.retain(|name, _| inside.contains(name));
         for name in inside.iter().filter(|name| step(name).is_some()) {
             // One that is not whole yet is asked again.
-            if self.made.get(name).is_none_or(Option::is_none) {
+            if made.get(name).is_none_or(Option::is_none) {
                 let whole = folder.inside(name).look(MANIFEST).await?;
-                self.made.insert(name.clone(), whole.as_ref().and_then(written));
+                made.insert(name.clone(), whole.as_ref().and_then(written));
             }
         }
-        if let Some(name) = Policies::new(folder.clone()).latest().await? {
+        lock(&self.known).cloud.made = made;
+        let policies = Policies::new(folder);
+        if let Some(name) = policies.latest().await? {
             let policy = hop.into.join(&name);
-            if !ledger.is_of(&policy) {
-                let told = folder.inside(&name).read("oclaw/ledger.parquet").await?;
+            let is_known = lock(&self.known).ledger.is_of(&policy);
+            if !is_known {
+                let told = policies.read(&name, "oclaw/ledger.parquet").await?;
                 let bytes = told.ok_or_else(|| {
                     Error::file(policy.join("oclaw/ledger.parquet"), io::ErrorKind::NotFound.into())
                 })?;
-                *ledger = Ledger::read(bytes, policy)?;
+                let ledger = Ledger::read(bytes, policy)?;
+                lock(&self.known).ledger = ledger;
             }
-            self.latest = step(&name);
+            lock(&self.known).cloud.latest = step(&name);
         }
         Ok(Seen { given_up, ..Seen::default() })
     }
@@ -147,7 +160,7 @@ impl Cloud {
 }
 
 /// Asks shards for their rows, and notes each as soon as it has told.
-async fn ask(asked: Vec<Asked>, shards: &mut Shards) -> Result<(), Error> {
+async fn ask(asked: Vec<Asked>, known: &Mutex<Known>) -> Result<(), Error> {
     let told = stream::iter(asked).map(async |one| {
         let columns = one.turns.then_some(COLUMNS);
         let counted = count(&one.folder, &one.object, columns).await?;
@@ -157,7 +170,7 @@ async fn ask(asked: Vec<Asked>, shards: &mut Shards) -> Result<(), Error> {
     while let Some(told) = told.next().await {
         // What cannot be read is counted as that.
         if let (path, mark, Some(counted)) = told? {
-            shards.note(path, mark, counted);
+            lock(known).shards.note(path, mark, counted);
         }
     }
     Ok(())

@@ -104,7 +104,10 @@ fn url(text: String, line: usize) -> Result<String, Error> {
     match text.contains("://") {
         true => Ok(text.trim().trim_end_matches('/').to_owned()),
         false => {
-            let problem = format!("`url` is to be `http://HOST:PORT`, not `{text}`");
+            // What stands before an @ may be a password.
+            let host = text.rsplit_once('@').map(|(_, host)| format!("…@{host}"));
+            let shown = host.unwrap_or(text);
+            let problem = format!("`url` is to be `http://HOST:PORT`, not `{shown}`");
             Err(Error::Plan { line, problem })
         }
     }

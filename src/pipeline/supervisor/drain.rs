@@ -59,8 +59,15 @@ impl Supervisor {
             }
             return false;
         }
+        let polled = self.launcher.poll(&watched.job).await;
+        if let Err(error) = &polled {
+            // Who waits for the end is to know for whom.
+            let told = super::chain(error);
+            self.tell_once(index, format!("{told}: waiting"));
+        }
         // One that cannot be asked about is asked again.
-        let state = self.launcher.poll(&watched.job).await.unwrap_or(State::Running);
+        let state = polled.unwrap_or(State::Running);
+        let watched = &mut self.watched[index];
         if !state.is_alive() {
             // Asked to end, it ends with 0 unless it has lost something.
             let lost = matches!(state, State::Ended { code: Some(1 | 101) });

@@ -45,7 +45,7 @@ impl Trainer {
         }
     }
 
-    fn count(&mut self, reason: &str) {
+    pub(super) fn count(&mut self, reason: &str) {
         *self.refused.entry(reason.to_owned()).or_default() += 1;
     }
 

@@ -77,6 +77,7 @@ fn weights_are_checked() {
         (vec!["--outcome-column", "score"], "the outcome has no weight"),
         (vec!["--shape=outcome=1", "--outcome-column=mood"], "there is no column `mood`"),
         (vec!["--shape=outcome=1", "--outcome-column=branch"], "column `branch` holds no numbers"),
+        (vec!["--fill", "--feedback=late"], "`--fill` would leave late feedback out of rows"),
     ] {
         let run = oclaw().arg("advantage").args(given).arg(&input).assert().code(2);
         let talk = words(run.get_output());
@@ -138,6 +139,39 @@ fn late_feedback_gets_into_its_row() {
     let outcome = outcome.display().to_string();
     let turns = noted(&["--feedback", &outcome, "--shape=judged=0.5,outcome=0.5"], &input);
     assert_eq!(rewards(&turns), [-1.0, -0.5, -0.5, 0.5, 0.5].map(Some));
+}
+
+#[test]
+fn feedback_is_held_against_all_shards() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("turns")).unwrap();
+    let shard = |name: &str, turns: &[Turn]| write(&at(name), Format::Parquet, &JUDGED, turns);
+    shard("turns/a.parquet", &[judged("s", 1, Some(1.0))]);
+    shard("turns/b.parquet", &[judged("t", 1, Some(1.0)), judged("t", 2, None)]);
+    let feedback = told(
+        &at("late.jsonl"),
+        &[
+            json!({"turn_id": "s-turn-1", "reward": 0.0, "at": 1}),
+            json!({"session_id": "t", "turn": 2, "reward": -1.0, "at": 2}),
+            json!({"turn_id": "gone", "reward": 1.0, "at": 3}),
+            json!({"session_id": "nobody", "reward": 1.0, "at": 4}),
+            json!({"session_id": "t", "turn": 3, "reward": 1.0, "at": 5}),
+        ],
+    );
+    let mut command = oclaw();
+    command.args(["advantage", "--estimator=grpo", "--once", "--poll=1ms", "--follow"]);
+    command.arg(at("turns")).arg("--feedback").arg(&feedback).arg("-o").arg(at("ready"));
+    let output = command.assert().success().get_output().clone();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let counted = |name: &str| said.lines().find(|line| line.contains(name)).map(last_word);
+    assert_eq!(counted("with late feedback").as_deref(), Some("2"), "{said}");
+    assert_eq!(counted("feedback for no row here").as_deref(), Some("3"), "{said}");
+    // A stated 0 is a word, and takes the place of the judge's 1.
+    let neutral = &read(&at("ready/a.parquet"))[0];
+    assert_eq!(neutral.reward_explicit, Some(0.0));
+    assert_eq!((neutral.reward, neutral.sample_kind), (Some(0.0), Some(SampleKind::None)));
+    assert_eq!(rewards(&read(&at("ready/b.parquet"))), [1.0, -1.0].map(Some));
 }
 
 #[test]

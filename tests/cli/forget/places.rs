@@ -94,3 +94,24 @@ fn that_nothing_was_found_is_said() {
     let expected = "nothing of session `never` was found in what could be read\n";
     assert!(talk.starts_with(expected), "{talk}");
 }
+
+/// Nothing is looked for in a store, and nobody shall think that it was.
+#[test]
+fn a_store_is_refused_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("a.parquet");
+    write(&table, Format::Parquet, &[Writer::Serve], &[telling("gone", 1)]);
+    let (code, told, talk) =
+        forget(folder.path(), &["--session", "gone", "--in", "a.parquet", "s3://chats/run"]);
+    assert_eq!((code, told.as_str()), (Some(2), ""));
+    let talk = talk.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in [
+        "`s3://chats/run` is an object store: turns are forgotten in files of this machine",
+        "copy it to a folder, run this with `--in FOLDER`, then put back the files that changed \
+            and delete those that are gone, there and in `--object-cache`",
+    ] {
+        assert!(talk.contains(words), "{talk}");
+    }
+    // Not even the half that could be done is.
+    assert_eq!(rows(&table).len(), 1);
+}

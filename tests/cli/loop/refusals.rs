@@ -2,7 +2,11 @@
 
 use std::fs;
 
+use serde_json::json;
+
+use super::super::stores::settings;
 use super::Loop;
+use crate::harness::fake_s3::FakeS3;
 use crate::harness::oclaw;
 
 /// Starts a loop that must be refused; returns its words.
@@ -49,6 +53,11 @@ fn what_cannot_work_is_refused_before_anything_starts() {
             "[serve]\nmodel = \"m\"\n[engines.a]\nmodel = \"m\"\n",
             &[],
             "`[serve]` has an engine of its own, and `[engines]` another for it",
+        ),
+        (
+            "[serve]\nengine = \"http://127.0.0.1:1\"\n[train]\nout = \"p\"\n",
+            &[],
+            "`oclaw.toml` line 4: `[train] out` has no effect in a loop: policies go to `policy`",
         ),
         ("[engines.a]\nmodl = \"m\"\n", &[], "`oclaw.toml` line 2: no setting `modl`"),
         ("[loop]\ngrce = \"1s\"\n", &[], "`oclaw.toml` line 2: no setting `grce` in `[loop]`"),
@@ -124,4 +133,23 @@ fn an_engine_that_does_not_exist_is_given_up() {
     assert_eq!(said.matches(cannot).count(), 3, "{said}");
     assert!(said.contains(": it is not tried again\n"), "{said}");
     assert!(said.contains("`engine-policy` cannot work, and chats depend on it"), "{said}");
+}
+
+/// Two loops over one folder of a store would do each other's work.
+#[test]
+fn a_store_that_another_loop_has_is_refused() {
+    let fake = FakeS3::start();
+    let mut looped = Loop::new(&format!("{SERVE}{BARE}store = \"s3://bucket/run\"\n"));
+    looped.env = settings(&fake.endpoint);
+    looped.env.push(("NO_PROXY".to_owned(), "127.0.0.1".to_owned()));
+    let holder = json!({"host": "far", "pid": 7, "id": "other", "since": 1_767_225_600_000_i64});
+    let claim = json!({"holder": holder, "write": "w", "released": false}).to_string();
+    fake.put("run/loop.claim", claim.clone());
+    let output = looped.command().assert().code(1);
+    let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    let words =
+        "another loop works over `s3://bucket/run`: process 7 on `far`, since 2026-01-01T00:00:00";
+    assert!(said.contains(words), "{said}");
+    assert!(said.contains("heard of 0 s ago\nhint: end that one first"), "{said}");
+    assert_eq!(fake.get("run/loop.claim").unwrap(), claim);
 }

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::super::follow::Running;
+use super::super::stores::settings;
 use super::chats::{Chatter, converse};
 use super::{Loop, PATIENCE, signal};
 use crate::harness::fake_engine::{FakeEngine, Reply};
+use crate::harness::fake_s3::FakeS3;
 use crate::harness::fake_upstream::{FakeUpstream, Seen, Speaks, Step, json as whole};
 use crate::harness::oclaw;
 
@@ -234,4 +236,28 @@ fn one_loop_a_folder_and_two_signals_end_it() {
         assert!(start.elapsed() < PATIENCE, "serve is still there");
         std::thread::park_timeout(Duration::from_millis(20));
     }
+}
+
+/// The processes of a loop are shown before its store has told of anything; turns are not.
+#[test]
+fn what_a_store_has_not_told_is_not_nothing() {
+    let (upstream, fake) = (engine(), FakeS3::start());
+    fake.say(503);
+    let rest = format!("[judge]\nrules = \"\"\n{ONLY_JUDGE}store = \"s3://bucket/run\"\n");
+    let mut looped = Loop::new(&config(&upstream.url(), &rest));
+    looped.env = settings(&fake.endpoint);
+    looped.env.push(("NO_PROXY".to_owned(), "127.0.0.1".to_owned()));
+    let mut running = looped.start();
+    running.hears("the store is away");
+    let status = looped.status();
+    assert!(status["account"].is_null() && status["untold"].is_string(), "{status:#}");
+    assert_eq!((&status["stages"], &status["policy"]["staleness"]), (&json!([]), &Value::Null));
+    let children = status["children"].as_array().unwrap();
+    assert!(children.iter().any(|child| child["name"] == "serve"), "{status:#}");
+    fake.say(0);
+    let told = looped.until("it has told", |status| status["account"]["captured"] == 0);
+    assert!(told["told_at"].is_u64() && told["untold"].is_null(), "{told:#}");
+    assert_eq!(running.stop().0, Some(0));
+    let claim: Value = serde_json::from_slice(&fake.get("run/loop.claim").unwrap()).unwrap();
+    assert_eq!(claim["released"], true);
 }

@@ -28,6 +28,14 @@ fn manifests(fake: &FakeS3) -> Vec<String> {
     names
 }
 
+/// Returns the name of the weights of the only policy.
+fn weights(fake: &FakeS3) -> String {
+    let mut names = fake.names();
+    names.retain(|name| name.ends_with("/model.safetensors") && !name.contains("/ema/"));
+    assert_eq!(names.len(), 1, "{names:?}");
+    names.remove(0)
+}
+
 #[test]
 fn a_trainer_goes_on_elsewhere_from_what_was_published() {
     let fake = FakeS3::start();
@@ -76,8 +84,11 @@ fn a_policy_that_could_not_be_published_is_later() {
         "{words}"
     );
     assert_eq!(fake.get("policy/latest").unwrap(), "step-000001\n");
-    let weights = fake.get("policy/step-000001/model.safetensors").unwrap();
-    assert_ne!(weights, "half of another");
+    let foreign = fake.get("policy/step-000001/model.safetensors").unwrap();
+    assert_eq!(foreign, "half of another");
+    // It is nobody's: the policy's own is elsewhere.
+    fake.remove("policy/step-000001/model.safetensors");
+    assert!(fake.get(&weights(&fake)).unwrap().len() > foreign.len());
 }
 
 #[test]
@@ -92,6 +103,44 @@ fn a_trainer_waits_for_a_store_that_is_away_when_it_starts() {
     fake.say(0);
     trainer.hears("published s3://bucket/policy/step-000001");
     assert_eq!(trainer.stop().0, Some(0));
+}
+
+/// While it waits for the store of its policies, and while that of its shards hangs.
+#[test]
+fn a_trainer_ends_on_a_signal_whatever_the_store_does() {
+    let fake = FakeS3::start();
+    let cloud = Cloud::new(&fake.endpoint);
+    fake.say(503);
+    let mut trainer = Running::start(&training(&cloud, &[]));
+    trainer.hears(": waiting for it");
+    let (code, words) = trainer.stop();
+    assert_eq!(code, Some(0), "{words}");
+    fake.say(0);
+    fake.put("ready/a.parquet", ready(&cloud, "a", 2));
+    let mut trainer = Running::start(&training(&cloud, &[]));
+    trainer.hears("a.parquet: 2 turns");
+    fake.hang();
+    let (code, words) = trainer.stop();
+    assert_eq!(code, Some(0), "{words}");
+    assert!(words.ends_with("2/3 turns wait for a full batch"), "{words}");
+}
+
+/// The trainer waits for a store that is away when it has to list a shard there.
+#[test]
+fn a_shard_is_listed_when_the_store_is_there_again() {
+    let fake = FakeS3::start();
+    let cloud = Cloud::new(&fake.endpoint);
+    let whole = ready(&cloud, "a", 2);
+    fake.put("ready/a.parquet", whole[..whole.len() - 9].to_vec());
+    fake.be_away_below("policy/failed/");
+    let mut trainer = Running::start(&training(&cloud, &["--shard-tries", "1"]));
+    let line = trainer.hears("the store is away");
+    assert!(line.starts_with("`s3://bucket/policy/failed/a.json`: "), "{line}");
+    assert!(line.ends_with(": waiting for it"), "{line}");
+    fake.be_away_below("");
+    trainer.hears("a.parquet: `s3://bucket/ready/a.parquet` is cut short");
+    assert_eq!(trainer.stop().0, Some(0));
+    assert!(fake.get("policy/failed/a.json").is_some());
 }
 
 #[test]
@@ -120,7 +169,7 @@ fn servers_get_a_checked_copy() {
     assert!(push("step-000007", 1).contains("it has no manifest: it is not whole"));
     assert!(push("", 2).contains("names no policy"));
     // Weights that are not those of the manifest go to nobody.
-    fake.put("policy/step-000001/model.safetensors", "broken");
+    fake.put(&weights(&fake), "broken");
     let third = Cloud::new(&fake.endpoint);
     let mut command = third.command(&words);
     let ran = command.args(["--force", "s3://bucket/policy/latest"]).assert().code(1);

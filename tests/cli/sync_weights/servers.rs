@@ -1,5 +1,7 @@
 //! Routers, and a proxy in front of adapters.
 
+use super::super::follow::Running;
+use super::super::stores::settings;
 use super::*;
 use crate::harness::serve::{Serve, ask};
 
@@ -69,4 +71,87 @@ fn chats_ask_for_the_adapter_that_was_loaded_last() {
     let told = sync(folder.path(), &["--engine", &fake.url(), "--proxy", &proxy, "--adapter"]);
     assert!(stderr(&told.code(4)).contains("start it with `--model-name`"));
     serve.stop();
+}
+
+/// Follows a folder until a signal.
+fn follow(folder: &Path, further: &[&str]) -> Running {
+    let mut command = oclaw();
+    command.current_dir(folder).args(["sync-weights", "--poll", "1ms", "--tries", "1"]);
+    command.args(further);
+    Running::start(&command)
+}
+
+/// A worker that takes the place of another gets the policy as it comes.
+#[test]
+fn workers_of_a_router_are_looked_up_again() {
+    let folder = tempfile::tempdir().unwrap();
+    policy_in(folder.path());
+    let (one, two, router) = (FakeEngine::sglang(), FakeEngine::sglang(), FakeEngine::start());
+    let info = json!({"model_path": "/m", "weight_version": "default"});
+    router.on("/get_model_info", [Reply::json(200, info)]);
+    let worker = |url: String| [Reply::json(200, json!({"workers": [{"url": url}]}))];
+    router.on("/workers", worker(one.url()));
+    let mut syncing = follow(folder.path(), &["--follow", ".", "--engine", &router.url()]);
+    syncing.hears("version 7 pushed to 1 of 1");
+    assert_eq!((one.version().as_deref(), two.version().as_deref()), (Some("7"), Some("default")));
+    router.on("/workers", worker(two.url()));
+    syncing.hears("version 7 pushed to 1 of 1");
+    assert_eq!(two.version().as_deref(), Some("7"));
+    assert_eq!(syncing.stop().0, Some(0));
+}
+
+/// Chats may ask for an adapter that was loaded before its push failed.
+#[test]
+fn a_follower_takes_no_adapter_away() {
+    let folder = tempfile::tempdir().unwrap();
+    policy_in(folder.path());
+    let adapter = folder.path().join("step-000007/adapter");
+    std::fs::create_dir(&adapter).unwrap();
+    std::fs::write(adapter.join("adapter_config.json"), "{}").unwrap();
+    std::fs::write(adapter.join("adapter_model.safetensors"), "").unwrap();
+    let fake = FakeEngine::sglang();
+    fake.on("/update_weight_version", [Reply::json(503, json!({"error": "busy"}))]);
+    let url = fake.url();
+    let mut syncing = follow(folder.path(), &["--follow", ".", "--engine", &url, "--adapter"]);
+    syncing.hears("answered 503: busy: waiting for it");
+    fake.on("/update_weight_version", []);
+    syncing.hears("version 7 pushed to 1 of 1");
+    assert_eq!(syncing.stop().0, Some(0));
+    assert!(!fake.paths().iter().any(|path| path == "/unload_lora_adapter"), "{:?}", fake.paths());
+}
+
+/// What is about servers means nothing where none is named.
+#[test]
+fn flags_for_nobody_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    policy_in(folder.path());
+    for (further, name) in [
+        (&["--force"][..], "force"),
+        (&["--proxy", "http://127.0.0.1:1"], "proxy"),
+        (&["--engine-key-file", "key"], "engine-key-file"),
+        (&["--proxy-key-file", "key"], "proxy-key-file"),
+    ] {
+        let refused = sync(folder.path(), &[&["--publish", "public"], further].concat()).code(2);
+        let words = format!(
+            "`--{name}` is about servers, and none is named\nhint: give `--engine URL`, or leave `--{name}` out"
+        );
+        assert!(stderr(&refused).contains(&words), "{}", stderr(&refused));
+    }
+    assert!(!folder.path().join("public").exists());
+}
+
+/// A store that takes a call and never answers it does not hold up the end.
+#[test]
+fn a_store_that_hangs_does_not_hold_up_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = oclaw();
+    command.current_dir(folder.path()).args(["sync-weights", "--follow", "s3://bucket/policy"]);
+    command.args(["--engine", "http://127.0.0.1:1", "--object-cache", "cache"]);
+    command.envs(settings(&format!("http://{}", silent.local_addr().unwrap())));
+    command.env("NO_PROXY", "127.0.0.1");
+    let syncing = Running::start(&command);
+    let _asked = silent.accept().unwrap();
+    let (code, words) = syncing.stop();
+    assert_eq!(code, Some(0), "{words}");
 }

@@ -1,7 +1,8 @@
 //! Rewards that are made of several, by hand.
 
 use oclaw::advantage::{
-    self, Estimator, Shaped, Standing, Weights, note_among, outcome, promoted, resolve_shaped,
+    self, Estimator, Shaped, Standing, Weights, note_among, outcome as outcome_of, promoted,
+    resolve_shaped,
 };
 use oclaw::trajectory::Turn;
 use oclaw::trajectory::words::{RewardSource, SampleKind};
@@ -66,10 +67,36 @@ fn what_cancels_out_is_no_signal_and_is_not_promoted() {
     let signals = resolve_shaped(&cancelled, shaped(WEIGHTS, Some(1.0))).unwrap();
     assert_eq!((signals.reward, signals.kind), (Some(0.0), SampleKind::None));
     assert_eq!(signals.reason.as_deref(), Some("neutral_in_sum, no_hint"));
-    let seen = outcome(&cancelled, shaped(WEIGHTS, Some(1.0)));
+    let seen = outcome_of(&cancelled, shaped(WEIGHTS, Some(1.0)));
     assert!(!seen.signal && promoted(&[seen]).is_empty());
     let signals = resolve_shaped(&row(None, None), shaped(WEIGHTS, Some(0.0))).unwrap();
     assert_eq!(signals.reason.as_deref(), Some("neutral_outcome, no_hint"));
+}
+
+/// The rule of at-least-one asks what the judge said, whatever else is in the sum.
+#[test]
+fn what_is_judged_neutral_is_promoted_under_any_weights() {
+    let judged = Weights { judged: 0.7, ..Weights::default() };
+    let stated = Weights { explicit: 1.0, ..Weights::default() };
+    for (weights, explicit, outcome, kept) in [
+        (judged, None, None, true),
+        (WEIGHTS, None, None, true),
+        (WEIGHTS, None, Some(0.0), true),
+        (WEIGHTS, Some(0.0), None, true),
+        // 0.5 - 0.25 and -0.25: a signal.
+        (WEIGHTS, Some(1.0), Some(-1.0), false),
+        (WEIGHTS, None, Some(-1.0), false),
+        // The judge has no say.
+        (stated, Some(0.0), None, false),
+    ] {
+        let seen = outcome_of(&row(explicit, Some(0.0)), shaped(weights, outcome));
+        let wanted: &[&str] = if kept { &["s-turn-1"] } else { &[] };
+        let found: Vec<String> = promoted(&[seen]).into_iter().collect();
+        assert_eq!(found, wanted, "{weights:?} {explicit:?} {outcome:?}");
+    }
+    // Without weights what was stated takes the judge's place.
+    assert!(promoted(&[outcome_of(&row(Some(0.0), Some(0.0)), None)]).is_empty());
+    assert_eq!(promoted(&[outcome_of(&row(None, Some(0.0)), None)]).len(), 1);
 }
 
 #[test]

@@ -42,10 +42,10 @@ async fn ask_until_heard(pool: &Pool, fake: &FakeEngine, path: &str) {
     panic!("nobody asked for {path}");
 }
 
-/// A port that was free a moment ago.
-fn nobody() -> String {
-    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    format!("http://{address}")
+/// An address where nobody listens. A port that was free a moment ago may be a server's
+/// of another test by now; these are nobody's.
+fn nobody(port: u8) -> String {
+    format!("http://127.0.0.1:{port}")
 }
 
 struct Heard(Arc<Mutex<Vec<News>>>);
@@ -106,7 +106,7 @@ async fn a_call_goes_where_the_fewest_are_under_way() {
 
 #[tokio::test]
 async fn a_dead_one_is_left_out_and_told_once() {
-    let (fake, dead) = (serving("m"), nobody());
+    let (fake, dead) = (serving("m"), nobody(1));
     let (pool, heard) = pool(&[dead.clone(), fake.url()]).await;
     let pool = pool.unwrap();
     assert_eq!(pool.model().as_deref(), Some("m"));
@@ -221,7 +221,7 @@ async fn what_is_said_about_the_question_is_final() {
 
 #[tokio::test]
 async fn all_dead_is_an_error_after_all_tries() {
-    let (error, _) = pool(&[nobody(), nobody()]).await;
+    let (error, _) = pool(&[nobody(1), nobody(2)]).await;
     assert!(matches!(error.unwrap_err(), Error::Unreachable { .. }));
     let fakes = [serving("m"), serving("m")];
     let (pool, heard) = pool(&[fakes[0].url(), fakes[1].url()]).await;

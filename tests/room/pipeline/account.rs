@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt64Array};
-use oclaw::pipeline::{Account, Accountant, Queue, Run, Status};
+use oclaw::pipeline::{Account, Accountant, PolicyStatus, Queue, Run, Status};
 use oclaw::table::Format;
 use oclaw::trajectory::words::SampleKind;
 use oclaw::trajectory::{Turn, Writer};
@@ -147,7 +147,7 @@ fn a_stage_that_loses_rows_is_found_out() {
     assert_eq!((account.captured, account.lost, account.unreadable), (5, 2, 1));
     assert_eq!(account.pending, counts(&[("teacher-lp", 3)]));
     assert!(account.words().ends_with("(teacher-lp 3) + LOST 2"), "{}", account.words());
-    let text = Status { account, ..Status::default() }.prometheus();
+    let text = Status { account: Some(account), ..Status::default() }.prometheus();
     assert!(text.contains("\noclaw_loop_turns_lost 2\n"), "{text}");
     assert!(text.contains("# TYPE oclaw_loop_turns_pending gauge\n"), "{text}");
     assert!(text.contains("\noclaw_loop_turns_pending{stage=\"teacher-lp\"} 3\n"), "{text}");
@@ -189,6 +189,39 @@ fn unreadable(ids: ArrayRef) {
     let (account, _) = accountant.take().unwrap();
     assert_eq!((account.captured, account.trained, account.unreadable), (3, 1, 0));
     assert_eq!(account.pending, counts(&[("train", 2)]));
+}
+
+/// One that a stage gave up, and that was done once the stage was mended.
+#[test]
+fn a_shard_that_was_done_later_is_not_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path();
+    shard(run, "turns", "a", 1..3);
+    fs::create_dir(run.join("judged")).unwrap();
+    fs::write(run.join("judged/failed.jsonl"), "{\"shard\": \"a.parquet\"}\n").unwrap();
+    let mut accountant = Accountant::new(&Run::new(run), &[]);
+    let (account, queues) = accountant.take().unwrap();
+    assert_eq!((account.refused, queues[0].failed), (counts(&[("failed_in_judge", 2)]), 1));
+    shard(run, "judged", "a", 1..3);
+    let (account, queues) = accountant.take().unwrap();
+    assert_eq!((account.pending, queues[0].failed), (counts(&[("hint", 2)]), 0));
+    assert!(account.refused.is_empty());
+}
+
+/// Nothing is not none: what nobody knows has no figure.
+#[test]
+fn turns_that_nobody_knows_have_no_figure() {
+    let untold = Status { untold: Some("away".to_owned()), ..Status::default() };
+    let (json, text) = (serde_json::to_value(&untold).unwrap(), untold.prometheus());
+    assert_eq!((&json["account"], &json["untold"]), (&serde_json::Value::Null, &"away".into()));
+    assert!(!text.contains("oclaw_loop_turns_"), "{text}");
+    let told = Status { at: 100, told_at: Some(65), ..Status::default() };
+    let text = told.prometheus();
+    assert!(text.contains("\noclaw_loop_store_age_seconds 35\n"), "{text}");
+    let folder = tempfile::tempdir().unwrap();
+    let served = BTreeMap::from([("http://a".to_owned(), Some("3".to_owned()))]);
+    let policy = PolicyStatus::untold(&Run::new(folder.path()), served);
+    assert_eq!((policy.published, policy.staleness), (None, None));
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn cast_or_not(config: &str, without: &[&str]) -> Result<Vec<Child>, Error> {
     cast_at(Run::new("run"), config, without)
 }
 
-fn cast_at(run: Run, config: &str, without: &[&str]) -> Result<Vec<Child>, Error> {
+pub(super) fn cast_at(run: Run, config: &str, without: &[&str]) -> Result<Vec<Child>, Error> {
     let plan = Plan::parse(config, |_| Ok(Duration::from_secs(1))).unwrap();
     let wishes = Wishes {
         program: "oclaw".to_owned(),
@@ -36,7 +36,7 @@ fn words(children: &[Child], name: &str) -> String {
     child.argv.join(" ")
 }
 
-const NODE: &str = r#"
+pub(super) const NODE: &str = r#"
 [engines.policy]
 command = ["sglang", "serve"]
 url = "http://127.0.0.1:30001"
@@ -236,4 +236,62 @@ fn stages_meet_in_a_store() {
     let asking = format!("{config}[teacher-lp]\ntopk = 4\n");
     let told = cast_at(run(), &asking, &[]).unwrap_err().to_string();
     assert!(told.contains("`[teacher-lp] student = URL`"), "{told}");
+}
+
+/// What the loop says to its processes itself, the file cannot say otherwise.
+#[test]
+fn a_setting_without_a_say_is_refused() {
+    let base = "[engines.a]\nmodel = \"m\"\n[judge]\nrules = \"\"\n\
+                [hint]\nfrom-feedback = true\n";
+    for (setting, told) in [
+        ("[serve]\nspool = \"s\"", "line 8: `[serve] spool` has no effect in a loop: turns go to"),
+        ("[serve]\nengine-listen = \"a:1\"", "`[serve] engine-listen` has no effect in a loop: no"),
+        ("[teacher-lp]\nfollow = \"f\"", "`[teacher-lp] follow` has no effect in a loop: stages"),
+        (
+            "[advantage]\noutput = \"o\"",
+            "`[advantage] output` has no effect in a loop: stages meet",
+        ),
+        (
+            "[advantage]\nreplace = true",
+            "`[advantage] replace` has no effect in a loop: a stage of",
+        ),
+        (
+            "[train]\nonce = true",
+            "`[train] once` has no effect in a loop: a stage of a loop goes on",
+        ),
+        ("[train]\nout = \"p\"", "`[train] out` has no effect in a loop: policies go to `policy`"),
+        ("[train]\nmetrics = \"m\"", "`[train] metrics` has no effect in a loop: they go to"),
+        (
+            "[train]\nwhen-idle = \"1m\"",
+            "has no effect in a loop: `[loop] train-when-idle` says it",
+        ),
+        ("[train]\nhours = \"1\"", "has no effect in a loop: `[loop] train-hours` says it"),
+        (
+            "[sync-weights]\nevery = 4",
+            "has no effect in a loop: write `[loop] weight-sync-interval`",
+        ),
+        (
+            "[sync-weights]\nforce = true",
+            "`[sync-weights] force` has no effect in a loop: it is about",
+        ),
+        (
+            "[engine]\nmodel = \"m\"",
+            "`[engine] model` has no effect in a loop: an engine of a loop",
+        ),
+        (
+            "[train]\nenv = { OCLAW_TRAIN_OUT = \"p\" }",
+            "line 8: `OCLAW_TRAIN_OUT` in `[train] env` has no effect in a loop: policies go",
+        ),
+    ] {
+        let said = refused(&format!("{base}{setting}\n"));
+        assert!(said.contains(told), "{setting}: {said}");
+    }
+    // A stage that does not run is nobody's.
+    let settings = format!("{base}[sync-weights]\nevery = 4\n");
+    assert!(cast_or_not(&settings, &["sync-weights"]).is_ok());
+    // A model that is served inside has an address; `oclaw engine` is no part of that loop.
+    let inside = "[serve]\nmodel = \"m\"\nengine-listen = \"127.0.0.1:1\"\n\
+                  [engine]\nmodel = \"m\"\n[judge]\nrules = \"\"\n\
+                  [hint]\nfrom-feedback = true\n";
+    assert!(words(&cast(inside, &[]), "serve").contains("--engine-listen 127.0.0.1:1"));
 }

@@ -96,6 +96,10 @@ fn what_is_wrong_has_its_line() {
             "line 3: `[engines.b]` has the `url` of `[engines.a]`",
         ),
         (
+            "[engines.a]\nurl = \"me:secret@localhost:1\"",
+            "line 2: `url` is to be `http://HOST:PORT`, not `…@localhost:1`",
+        ),
+        (
             "[engines.a]\nurl = \"localhost:1\"",
             "line 2: `url` is to be `http://HOST:PORT`, not `localhost:1`",
         ),

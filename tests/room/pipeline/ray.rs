@@ -9,9 +9,11 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State as Shared;
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
-use oclaw::pipeline::{Error, Job, Ray, State};
+use oclaw::pipeline::{Error, Job, Ray, Run, State};
 use secrecy::SecretString;
 use serde_json::{Value, json};
+
+use super::children::{NODE, cast_at};
 
 /// A head with its jobs.
 struct FakeRay {
@@ -305,6 +307,70 @@ async fn a_log_is_taken_piece_by_piece() {
     fake.with(|inside| inside.logs.insert(id, "three".to_owned()));
     ray.logs(&next).await.unwrap();
     assert_eq!(log(), "twöthree");
+}
+
+#[tokio::test]
+async fn a_long_log_is_asked_for_less_often_and_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = job(folder.path(), "judge-1");
+    let fake = FakeRay::start();
+    let mut ray = fake.ray();
+    ray.start(&asked).await.unwrap();
+    let (id, _) = fake.job();
+    // Of 7 MiB, so that it rests for as many seconds.
+    let said = "a line of twenty ö\n".repeat(3 << 17);
+    let says = |text: &str| fake.with(|inside| inside.logs.insert(id.clone(), text.to_owned()));
+    let length = || std::fs::metadata(&asked.log).unwrap().len();
+    says(&said);
+    ray.logs(&asked).await.unwrap();
+    assert_eq!(length(), said.len() as u64);
+    says(&format!("{said}the end\n"));
+    ray.logs(&asked).await.unwrap();
+    assert_eq!(length(), said.len() as u64);
+    fake.set("SUCCEEDED", Some(0));
+    assert_eq!(ray.poll(&asked).await.unwrap(), State::Ended { code: Some(0) });
+    ray.logs(&asked).await.unwrap();
+    assert_eq!(length(), said.len() as u64 + 8);
+    // A shorter one is another one, and comes whole.
+    says("anew\n");
+    ray.poll(&asked).await.unwrap();
+    ray.logs(&asked).await.unwrap();
+    assert_eq!(length(), said.len() as u64 + 8 + 5);
+}
+
+/// A node of the cluster has none of the folders of shards.
+#[tokio::test]
+async fn a_job_of_a_run_in_a_store_names_the_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let fake = FakeRay::start();
+    let mut ray = fake.ray();
+    for (name, argv, wanted) in stages_over_a_store() {
+        fake.with(|inside| inside.jobs.clear());
+        let asked = Job { argv, ..job(folder.path(), &name) };
+        ray.start(&asked).await.unwrap();
+        let (_, told) = fake.job();
+        let entry = told["entrypoint"].as_str().unwrap();
+        assert!(entry.contains(wanted), "{entry}");
+        for local in ["--follow run", "-o run", "--out run"] {
+            assert!(!entry.contains(local), "{entry}");
+        }
+    }
+}
+
+/// Returns the commands of two stages of a run whose shards and policies are in a
+/// store, and what they say of that.
+pub(super) fn stages_over_a_store() -> [(String, Vec<String>, &'static str); 2] {
+    let run = Run::new("run").with_store(Some("s3://chats/run".to_owned()));
+    let config = format!("{NODE}[judge]\nrules = \"\"\n[hint]\nfrom-feedback = true\n");
+    let children = cast_at(run, &config, &[]).unwrap();
+    [
+        ("judge", "--follow s3://chats/run/turns -o s3://chats/run/judged"),
+        ("train", "--follow s3://chats/run/ready --out s3://chats/run/policy"),
+    ]
+    .map(|(name, wanted)| {
+        let child = children.iter().find(|child| child.name == name).unwrap();
+        (name.to_owned(), child.argv.clone(), wanted)
+    })
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use oclaw::pipeline::{Error, Job, Slurm, State};
 
+use super::ray::stages_over_a_store;
 use crate::harness::root;
 
 /// A cluster in a folder: `commands/` and `jobs/NUMBER.{name,state,code,script,…}`.
@@ -72,6 +73,20 @@ impl FakeSlurm {
         match on {
             true => fs::write(self.at(name), "").unwrap(),
             false => drop(fs::remove_file(self.at(name))),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_job_of_a_run_in_a_store_names_the_store() {
+    let fake = FakeSlurm::new();
+    let mut slurm = fake.slurm(&[]);
+    for (number, (name, argv, wanted)) in (1001..).zip(stages_over_a_store()) {
+        slurm.start(&Job { argv, ..fake.job(&name) }).await.unwrap();
+        let script = fake.read(&format!("jobs/{number}.script"));
+        assert!(script.contains(wanted), "{script}");
+        for local in ["--follow run", "-o run", "--out run"] {
+            assert!(!script.contains(local), "{script}");
         }
     }
 }

@@ -16,6 +16,15 @@ fn value(text: &str, name: &str, further: &str) -> f64 {
     found.unwrap_or_else(|| panic!("{start}: {text}")).parse().unwrap()
 }
 
+/// Scrapes until a figure is so: the compute thread tells where it stands after the step
+/// whose tokens are out already.
+async fn until(running: &Running, name: &str, expected: f64) {
+    let patience = tokio::time::Instant::now() + crate::harness::PATIENCE;
+    while value(&scrape(running).await, name, "") != expected {
+        assert!(tokio::time::Instant::now() < patience, "{name} never was {expected}");
+    }
+}
+
 #[tokio::test]
 async fn tokens_and_answers_are_counted_as_usage_counts_them() {
     install_tls();
@@ -29,6 +38,7 @@ async fn tokens_and_answers_are_counted_as_usage_counts_them() {
     // A score is a prompt, and no answer.
     let body = json!({"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 0}});
     good(&running, "/generate", body).await;
+    until(&running, "num_running_reqs", 0.0).await;
     let text = scrape(&running).await;
     for (name, expected) in [
         ("num_requests_total", 2.0),
@@ -64,17 +74,11 @@ async fn what_waits_and_what_is_cut_off_is_told() {
     let sampling = json!({"max_new_tokens": 1000, "ignore_eos": true});
     let body = json!({"input_ids": [5], "sampling_params": sampling, "stream": true});
     let stream = Events::open(&running, "/generate", body).await;
-    let until = async |name: &str, expected: f64| {
-        let patience = tokio::time::Instant::now() + crate::harness::PATIENCE;
-        while value(&scrape(&running).await, name, "") != expected {
-            assert!(tokio::time::Instant::now() < patience, "{name} never was {expected}");
-        }
-    };
-    until("num_queue_reqs", 1.0).await;
+    until(&running, "num_queue_reqs", 1.0).await;
     drop(stream);
-    until("num_aborted_requests_total", 1.0).await;
+    until(&running, "num_aborted_requests_total", 1.0).await;
     good(&running, "/continue_generation", json!({})).await;
-    until("num_queue_reqs", 0.0).await;
+    until(&running, "num_queue_reqs", 0.0).await;
     assert_eq!(value(&scrape(&running).await, "e2e_request_latency_seconds_count", ""), 0.0);
     running.shutdown().await;
 }

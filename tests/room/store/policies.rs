@@ -1,5 +1,7 @@
 //! Policies: whole or not there, each number once.
 
+mod races;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +13,19 @@ use crate::harness::fake_s3::FakeS3;
 const MANIFEST: &str = "oclaw/files.json";
 const STATE: &str = "oclaw/optimizer.safetensors";
 
-fn policy(folder: &Path, step: u32, weights: &str) -> PathBuf {
+/// Returns the full name of a file of a published policy.
+fn name_of(fake: &FakeS3, step: u32, file: &str) -> String {
+    let of = format!("policy/step-{step:06}/");
+    let mut names = fake.names();
+    let own = |name: &String| {
+        name.strip_prefix(&of).and_then(|rest| rest.split_once('/')).is_some_and(|it| it.1 == file)
+    };
+    names.retain(own);
+    assert_eq!(names.len(), 1, "{names:?}");
+    names.remove(0)
+}
+
+pub(super) fn policy(folder: &Path, step: u32, weights: &str) -> PathBuf {
     let policy = folder.join(format!("step-{step:06}"));
     fs::create_dir_all(policy.join("oclaw")).unwrap();
     fs::write(policy.join("config.json"), "{}").unwrap();
@@ -46,7 +60,7 @@ async fn a_policy_is_published_whole_and_once() {
     let other = policy(&folder.path().join("other"), 1, "two");
     let error = policies.publish(&other).await.unwrap_err();
     assert!(error.to_string().starts_with("`s3://bucket/policy/step-000001`: another policy of"));
-    assert_eq!(fake.get("policy/step-000001/model.safetensors").unwrap(), "one");
+    assert_eq!(fake.get(&name_of(&fake, 1, "model.safetensors")).unwrap(), "one");
 }
 
 #[tokio::test]
@@ -86,7 +100,7 @@ async fn a_policy_is_copied_whole_or_not_at_all() {
     fake.put("policy/step-000002/model.safetensors", "half");
     let error = policies.fetch("step-000002", &into, false).await.unwrap_err();
     assert!(error.to_string().ends_with("it has no manifest: it is not whole"), "{error}");
-    fake.put("policy/step-000001/model.safetensors", "eno");
+    fake.put(&name_of(&fake, 1, "model.safetensors"), "eno");
     let error = policies.fetch("step-000001", &folder.path().join("new"), false).await.unwrap_err();
     assert!(matches!(&error, Error::Policy { problem, .. }
         if problem == "its `model.safetensors` is not the one of its manifest"));
@@ -109,7 +123,13 @@ async fn old_policies_go_and_the_state_of_all_but_two() {
     // Somebody else's, of a later number.
     policies.publish(&policy(folder.path(), 9, "w")).await.unwrap();
     policies.prune("step-000005", 3).await.unwrap();
-    let mut left: Vec<_> = store.list_all().await.unwrap().into_iter().map(|it| it.name).collect();
+    let listed = store.list_all().await.unwrap().into_iter();
+    // Without the folders that are named by what is in them.
+    let short = |name: String| {
+        let parts: Vec<&str> = name.split('/').filter(|part| part.len() != 32).collect();
+        parts.join("/")
+    };
+    let mut left: Vec<_> = listed.map(|it| short(it.name)).collect();
     left.retain(|name| name.ends_with("config.json") || name.ends_with(STATE));
     left.sort();
     let config = |step: u32| format!("step-{step:06}/config.json");

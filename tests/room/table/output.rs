@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use oclaw::table::{Error, Format, Provenance, Sink, Source, Target, read_turns};
-use oclaw::trajectory::{Turn, turn};
+use oclaw::table::{Error, Format, Provenance, Sink, Source, Target, aside_of, read_turns};
+use oclaw::trajectory::{Turn, Writer, columns, turn};
 use parquet::basic::{Compression, Encoding};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
@@ -59,6 +59,69 @@ fn what_a_killed_writer_left_is_removed() {
     alive.finish().unwrap();
     assert_eq!(names(folder.path()), [other, name]);
     assert_eq!(read_turns(&[path]).unwrap(), [captured("a", 1)]);
+}
+
+/// Whoever looks for what is abandoned takes nothing that has just been started.
+#[test]
+fn what_is_alive_keeps_its_name() {
+    let folder = folder();
+    let target = folder.path().join("t.parquet");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let aside = aside_of(&target).unwrap();
+                    assert!(aside.path().exists());
+                }
+            });
+        }
+    });
+    assert_eq!(names(folder.path()), [] as [&str; 0]);
+}
+
+#[test]
+fn half_a_table_is_not_taken_for_whole() {
+    let folder = folder();
+    let mut half = sink(&folder.path().join("t.parquet"), &[captured("a", 1)]);
+    let other = turn::batch(&STAGES[..2], &[captured("a", 2)]).unwrap();
+    assert!(matches!(half.write(&other), Err(Error::Encode { .. })));
+    // What would fit does not mend it.
+    let fits = turn::batch(SERVE, &[captured("a", 3)]).unwrap();
+    for error in [half.write(&fits).unwrap_err(), half.finish().unwrap_err()] {
+        assert!(error.to_string().ends_with("a part of it was written by half before"), "{error}");
+    }
+    assert_eq!(names(folder.path()), [] as [&str; 0]);
+}
+
+#[test]
+fn a_stream_takes_no_row_groups() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    let turns = [finished("a", 1)];
+    let input = write(&at("in.parquet"), Format::Parquet, &STAGES[..4], &turns);
+    let source = Source::open(&[input]).unwrap();
+    let schema = turn::batch(&STAGES, &[]).unwrap().schema();
+    let own = columns().iter().filter(|column| column.writer == Writer::Advantage);
+    let own: Vec<&str> = own.map(|column| column.name).collect();
+    let splice = source.splice(&["turn_id"], (&schema, &own)).unwrap().unwrap();
+    let create = |name: &str, format: Format| {
+        let target = Target::Path(at(name));
+        let told = Provenance::default();
+        Sink::create_beside((&target, Some(format)), (schema.clone(), &splice), &told).unwrap()
+    };
+    let (mut table, encoding) = create("out.parquet", Format::Parquet);
+    let encode = || {
+        let mut new = encoding.as_ref().unwrap().start(&splice, 0).unwrap();
+        new.write(&turn::arrays(&[Writer::Advantage], &turns).unwrap()).unwrap();
+        new.finish().unwrap()
+    };
+    let (mut stream, _) = create("out.ipc", Format::Ipc);
+    assert!(matches!(stream.append(&splice, 0, encode()), Err(Error::Encode { .. })));
+    assert!(stream.finish().is_err());
+    table.append(&splice, 0, encode()).unwrap();
+    table.finish().unwrap();
+    assert_eq!(read_turns(&[at("out.parquet")]).unwrap(), turns);
+    assert_eq!(names(folder.path()), ["in.parquet", "out.parquet"]);
 }
 
 #[test]
@@ -161,7 +224,15 @@ fn numbers_per_token_are_split_into_bytes_and_texts_have_no_dictionary() {
         assert!(encodings.contains(&Encoding::BYTE_STREAM_SPLIT), "{leaf}: {encodings:?}");
         assert!(!dictionary, "{leaf}");
     }
-    for leaf in ["messages", "tools", "response", "next_state", "judge_text.list.item"] {
+    for leaf in [
+        "messages",
+        "tools",
+        "response",
+        "next_state",
+        "judge_text.list.item",
+        "votes.list.item",
+        "loss_mask.list.item",
+    ] {
         let (encodings, dictionary) = &found[leaf];
         assert!(encodings.contains(&Encoding::PLAIN) && !dictionary, "{leaf}: {encodings:?}");
     }

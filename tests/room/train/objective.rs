@@ -119,3 +119,47 @@ fn reinforce_whitens_over_the_batch() {
     assert!((metrics.advantage_max.unwrap() - 2.0 / 3.0).abs() < 1e-5);
     assert!((metrics.advantage_min.unwrap() + 4.0 / 3.0).abs() < 1e-5);
 }
+
+/// Answers without a token or without a trained one, before, between and after others:
+/// the loss counts them, and they go through nothing.
+#[test]
+fn samples_without_trained_tokens_change_only_the_count() {
+    let options = LoadOptions { trainable: true, ..LoadOptions::default() };
+    let model = Model::load(&models().join("tiny-qwen3"), &options).unwrap();
+    let empty = || {
+        let mut none = prepared(&judged(3, 1.0), [true; 3], 0.0);
+        none.sample = Sample {
+            prompt_ids: vec![1],
+            response_ids: vec![],
+            mask: vec![],
+            rollout: vec![],
+            ..none.sample
+        };
+        (none.old_log_probs, none.advantages) = (vec![], vec![]);
+        none
+    };
+    let [one, two] = [1, 2].map(|number| prepared(&judged(number, 1.0), [true; 3], 0.0));
+    let masked = || prepared(&judged(4, 1.0), [false; 3], f32::NAN);
+    let few = [one.clone(), two.clone()];
+    let many = [empty(), one, masked(), empty(), two, empty(), masked(), empty()];
+    for form in [Form::Ppo, Form::Gspo, Form::Cispo] {
+        let policy = Policy { form, drift: Some(0.1), ..terms().policy };
+        let terms = Terms { policy, reduction: Reduction::Sample, ..terms() };
+        for budget in [1, 64] {
+            let run = |batch: &[Prepared]| {
+                zero_gradients(model.parameters());
+                let measures = gradients(&model, batch, &terms, budget);
+                let flat = model.parameters().iter().map(|(_, it)| it.grad().copy().view(-1));
+                (measures.loss, Tensor::cat(&flat.collect::<Vec<_>>(), 0))
+            };
+            // 2 answers of 8.
+            let ((some, gradient), (all, with_others)) = (run(&few), run(&many));
+            assert!(some != 0.0 && (all * 4.0 - some).abs() < 1e-5, "{form:?}: {some}, {all}");
+            let off = (with_others * 4.0 - gradient).abs().max().double_value(&[]);
+            assert!(off < 1e-4, "{form:?}: off by {off}");
+        }
+    }
+    let samples = [empty().sample, masked().sample];
+    let found = sample_log_probs(&model, &[&samples[0], &samples[1]], 64);
+    assert_eq!((found[0].own.len(), found[1].own.len()), (0, 3));
+}

@@ -94,3 +94,53 @@ fn a_part_without_turns_is_no_update() {
     let policy = policy(train(&mut trainer, batch(1..=2)));
     assert_eq!(read_record(&policy).unwrap().updates, 2);
 }
+
+/// A batch of two parts under importance weights of 1e38, which an advantage of 1e-30
+/// stands and one of 1000 does not.
+fn half_broken(folder: &Path) -> Options {
+    let mut options = Options { parts: 2, ..options("tiny-qwen3", folder) };
+    options.terms.importance = Importance::Truncated { low: 1e38, high: 1e38 };
+    options
+}
+
+fn worth(number: u32, advantage: f32) -> Turn {
+    Turn { rl_advantages: Some(vec![advantage; 3]), ..judged(number, 1.0) }
+}
+
+#[test]
+fn a_part_that_is_not_finite_stays_untrained() {
+    for broken in [0, 1] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut trainer = Trainer::open(half_broken(folder.path())).unwrap();
+        let turns = [1, 2, 3, 4].map(|number: u32| {
+            let advantage = if (number - 1) / 2 == broken { 1000.0 } else { 1e-30 };
+            worth(number, advantage)
+        });
+        let metrics = train(&mut trainer, turns.to_vec()).unwrap().metrics;
+        assert_eq!((metrics.skipped_updates, metrics.turns, metrics.tokens), (1, 2, 6));
+        assert_eq!(metrics.refused, BTreeMap::from([("not_finite_step".to_owned(), 2)]));
+        for (place, turn) in turns.iter().enumerate() {
+            let entry = trainer.ledger().entry(&turn.turn_id);
+            let wanted = (place / 2 != broken as usize).then_some(1);
+            assert_eq!(entry.map(|entry| entry.step), wanted, "{broken}: {}", turn.turn_id);
+        }
+        // Whoever comes after can train them.
+        drop(trainer);
+        let mut trainer = Trainer::open(options("tiny-qwen3", folder.path())).unwrap();
+        let left = [1, 2].map(|number| judged(2 * broken + number, 1.0));
+        assert_eq!(train(&mut trainer, left.to_vec()).unwrap().metrics.turns, 2);
+        assert_eq!(trainer.ledger().trained(), 4);
+    }
+}
+
+/// Neither is trained, and each is told by its own reason, in the step's numbers too.
+#[test]
+fn beside_a_part_that_is_not_finite_one_without_a_pull_is_told_as_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = Trainer::open(half_broken(folder.path())).unwrap();
+    let trained = train(&mut trainer, vec![worth(1, 0.0), worth(2, 1000.0)]).unwrap();
+    assert_eq!((trained.policy, trained.metrics.skipped_updates), (None, 1));
+    let counts = ["not_finite_step", "zero_advantage"].map(|reason| (reason.to_owned(), 1));
+    assert_eq!(trained.metrics.refused, BTreeMap::from(counts));
+    assert_eq!(trainer.refused(), &trained.metrics.refused);
+}

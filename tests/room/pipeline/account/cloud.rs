@@ -157,3 +157,25 @@ fn a_store_that_is_away_is_as_it_was() {
     let (account, _) = accountant.take().unwrap();
     assert_eq!((account.captured, account.unreadable), (0, 1));
 }
+
+/// A look may take long: meanwhile those turns count that the store told of last, and what
+/// comes into the spool.
+#[test]
+fn turns_are_counted_while_a_store_is_looked_at() {
+    let (fake, folder, runtime) = (FakeS3::start(), tempfile::tempdir().unwrap(), runtime());
+    let run = Run::new(folder.path()).with_store(Some(URL.to_owned()));
+    let mut accountant = Accountant::new(&run, &[]).over(client(&fake));
+    shard(folder.path(), "turns", "a", 1..3);
+    put(&fake, "turns", "a", 1..3);
+    assert_eq!((accountant.has_looked(), accountant.told_at()), (false, None));
+    runtime.block_on(accountant.look()).unwrap();
+    assert!(accountant.told_at().is_some());
+    put(&fake, "judged", "a", 1..3);
+    let look = accountant.look();
+    shard(folder.path(), "turns", "b", 1..4);
+    let (account, _) = accountant.take().unwrap();
+    assert_eq!(account.pending, counts(&[("judge", 2), ("ship", 3)]));
+    runtime.block_on(look).unwrap();
+    let (account, _) = accountant.take().unwrap();
+    assert_eq!(account.pending, counts(&[("hint", 2), ("ship", 3)]));
+}
