@@ -8,7 +8,10 @@
 #   scripts/bench.sh advantage  `oclaw advantage`, Parquet to Parquet, beside pyarrow + numpy and polars
 #   scripts/bench.sh serve      `oclaw serve` capturing to disk, beside nginx and FastAPI + httpx
 #   scripts/bench.sh score      log-probs of SmolLM2-135M in this process, beside transformers
+#   scripts/bench.sh engine     `oclaw engine` with SmolLM2-135M at 1, 8 and 16 streams, beside transformers
 #   scripts/bench.sh train      a training step of SmolLM2-135M, beside transformers
+#   scripts/bench.sh train-memory  resident memory of `oclaw train` over 500 steps of random lengths
+#   scripts/bench.sh train-scale   a training step of SmolLM2-135M at 1, 2 and 4 times the tokens
 #
 # PROFILE=dev takes the quick build, for a look only: our own code is then not
 # optimised, what it calls is.
@@ -18,7 +21,7 @@ cd "$(dirname "$0")/.."
 profile=${PROFILE:-release}
 built=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 parts=("$@")
-[ $# -gt 0 ] || parts=(startup annotate advantage serve score train)
+[ $# -gt 0 ] || parts=(startup annotate advantage serve score engine train train-memory train-scale)
 
 build_both() {
   build_without_torch
@@ -81,14 +84,31 @@ for part in "${parts[@]}"; do
       peer=$(peer_python transformers torch==2.13.0 transformers)
       python3 scripts/bench/score.py "$program" "$peer" models/SmolLM2-135M-Instruct
       ;;
+    engine)
+      cargo build --quiet --profile "$profile"
+      scripts/fetch-model.sh smollm2-135m
+      peer=$(peer_python transformers torch==2.13.0 transformers)
+      python3 scripts/bench/engine.py "$built/oclaw" "$peer" models/SmolLM2-135M-Instruct
+      ;;
     train)
       scripts/fetch-model.sh smollm2-135m
       program=$(bench_target train)
       peer=$(peer_python transformers torch==2.13.0 transformers)
       python3 scripts/bench/train.py "$program" "$peer" models/SmolLM2-135M-Instruct
       ;;
+    train-memory)
+      cargo build --quiet --profile "$profile"
+      program=$(bench_target advantage)
+      peer=$(peer_python polars numpy polars pyarrow)
+      "$peer" scripts/bench/train_long.py memory "$built/oclaw" "$program" fixtures/models/tiny-qwen3
+      ;;
+    train-scale)
+      scripts/fetch-model.sh smollm2-135m
+      program=$(bench_target train)
+      python3 scripts/bench/train_long.py scale "$program" models/SmolLM2-135M-Instruct
+      ;;
     *)
-      echo "bench: no part \`$part\`; parts are: startup, annotate, advantage, serve, score, train" >&2
+      echo "bench: no part \`$part\`; parts are: startup, annotate, advantage, serve, score, engine, train, train-memory, train-scale" >&2
       exit 2
       ;;
   esac

@@ -4,27 +4,41 @@
 # times in a row?
 #
 #   scripts/prove.sh                 42 runs: six personas, five estimators (hours)
+#   scripts/prove.sh --report        only the tables and the page, of the results that are there
 #   scripts/prove.sh --tiny          a random fixture model, a minute; fails if the reward does not rise
 #   --personas A,B  --estimators hybrid,none,…  --seeds 1,2,3    other runs
 #   --sessions N                     sessions of a run (36)
 #   --max-minutes N                  begin no run after so long; the rest is listed as not run
-#   --set NAME=VALUE                 another setting of the trainer, as in `lr=1e-4`; may be given several times
-#   --out DIR                        where runs are kept (target/prove)
+#   --lr X  --epochs N  --batch N  --lora-rank R  --kl-coef X  --distill-clip C
+#   --subset student|teacher|overlap  --teacher base|ema  …      other settings; --help lists all
+#   --set NAME=VALUE                 a setting of the trainer without a flag here; several times
+#   --results FILE.csv               the results (fixtures/personas/runs.csv, which is committed)
+#   --out DIR                        what else is kept of runs, and the page (target/prove; --tiny: DIR/tiny)
+#   --again                          make runs anew that were made, and empty DIR of earlier ones
+#   --scratch DIR                    where a run's policies lie meanwhile, gigabytes (DIR; /dev/shm is quicker)
 #   --model DIR                      the model (models/SmolLM2-135M-Instruct)
 #
 # OCLAW_BIN    an `oclaw` to use instead of building one
 #
-# A run that is finished is kept: the next start goes on with the others. DIR gets
-# runs.csv, sessions.csv, rates.csv and report.html, a plot per persona.
+# A finished run is a row of FILE.csv, a row per session in FILE-sessions.csv; base rates
+# are in FILE-rates.csv. A run whose row is there, made with the same settings and
+# weights, is not made again, on whatever machine it was made. A DIR whose runs
+# had other settings is refused. DIR/report.html has a plot per persona.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-case ${1:-} in
-  -h | --help) sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 0 ;;
+case " $* " in
+  *" -h "* | *" --help "*)
+    sed -n '2,26s/^# \{0,1\}//p' "$0"
+    exec python3 -B scripts/prove/prove.py --help
+    ;;
+  *" --report "*) ;;
+  *)
+    if [ -z "${OCLAW_BIN:-}" ]; then
+      cargo build --release
+      OCLAW_BIN=target/release/oclaw
+    fi
+    export OCLAW_BIN
+    ;;
 esac
-if [ -z "${OCLAW_BIN:-}" ]; then
-  cargo build --release
-  OCLAW_BIN=target/release/oclaw
-fi
-export OCLAW_BIN
-exec python3 scripts/prove/prove.py "$@"
+exec python3 -B scripts/prove/prove.py "$@"

@@ -1,5 +1,6 @@
 """What should stay as it was: answers to questions that nobody trained on."""
 
+import concurrent.futures
 import json
 import pathlib
 import urllib.request
@@ -43,19 +44,24 @@ def questions():
     return [json.loads(line)["question"] for line in QUESTIONS.read_text().splitlines()]
 
 
+def at_once(ask, asked):
+    """Asks all together: the engine computes them in one batch."""
+    with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(ask, asked))
+
+
 def before(engine):
     """The start model's greedy answers, and what it thinks of them."""
-    answers = [answer(engine, question) for question in questions()]
-    for told in answers:
-        told["log_prob"] = log_prob(engine, told["prompt"], told["ids"])
-    return answers
+    answers = at_once(lambda question: answer(engine, question), questions())
+    scores = at_once(lambda told: log_prob(engine, told["prompt"], told["ids"]), answers)
+    return [told | {"log_prob": score} for told, score in zip(answers, scores)]
 
 
 def after(engine, before):
     """The same of another policy: of the old answers their log-prob, of its own their length."""
-    own = [answer(engine, question)["ids"] for question in questions()]
+    own = at_once(lambda question: answer(engine, question)["ids"], questions())
+    old = at_once(lambda told: log_prob(engine, told["prompt"], told["ids"]), before)
     mean = lambda values: sum(values) / len(values)
-    old = [log_prob(engine, told["prompt"], told["ids"]) for told in before]
     return {
         "log_prob_before": mean([told["log_prob"] for told in before]), "log_prob_after": mean(old),
         "tokens_before": mean([len(told["ids"]) for told in before]), "tokens_after": mean([len(ids) for ids in own]),

@@ -1,7 +1,6 @@
 """The proof: see scripts/prove.sh."""
 
 import argparse
-import csv
 import itertools
 import json
 import os
@@ -11,165 +10,261 @@ import subprocess
 import sys
 import time
 
-import held_out
+import measures
 import page
-from served import Engine, Loop
+import runs
+from results import Refused, Results
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PERSONAS = ["brief", "emoji", "name", "because", "steps", "eager"]
 RATES_ONLY = ["student", "ta", "teacher"]
-# The same for every persona: nothing is tuned for one.
-SETTINGS = {"lr": "1e-4", "epochs": 2, "batch-turns": 8, "max-wait": "8s", "distill-clip": 1.0, "subset": "teacher"}
-ROUND = 4
-RATES = 30
+ESTIMATORS = ["hybrid", "none", "grpo", "opd", "combine"]
+TRAINED = {"hybrid", "grpo", "opd", "combine"}
+TAUGHT = {"hybrid", "opd", "combine"}
+SESSIONS = 36
+
+# The settings of every run, the same for every persona: nothing is tuned for one. Each has
+# a flag: what is chosen (None: the trainer's own), how it is read, which estimators have it.
+SETTINGS = {
+    "lr": (1e-4, float, TRAINED),
+    "epochs": (2, int, TRAINED),
+    "batch-turns": (8, int, TRAINED),
+    "mini-batches": (None, int, TRAINED),
+    "max-wait": ("8s", str, TRAINED),
+    "lora-rank": (None, int, TRAINED),
+    "lora-alpha": (None, float, TRAINED),
+    "weight-decay": (None, float, TRAINED),
+    "clip-norm": (None, float, TRAINED),
+    "kl-coef": (None, float, TRAINED),
+    "w-rl": (None, float, {"hybrid", "combine"}),
+    "w-opd": (None, float, {"hybrid", "combine"}),
+    "distill-clip": (1.0, float, TAUGHT),
+    "subset": ("teacher", ["student", "teacher", "overlap"], {"hybrid"}),
+    "hint-selection": (None, ["sequence", "token", "shortest"], {"hybrid"}),
+    "topk": (4, int, {"hybrid"}),
+    "teacher": ("base", ["base", "ema"], TAUGHT),
+    "ema": (None, float, TAUGHT),
+    "round": (4, int, TRAINED),
+}
+# What a slow teacher keeps of itself at an update, unless it is told.
+EMA = 0.99
+# What stands for a setting that only has an effect beside another.
+BESIDE = {"lora-alpha": "lora-rank"}
 # A random model has to be pushed harder, and nobody could teach it.
-TINY = {"lr": "3e-3", "epochs": 2, "batch-turns": 16, "max-wait": "2s"}
-TINY_ROUND, TINY_SESSIONS = 16, 96
+TINY = {"lr": 3e-3, "epochs": 2, "batch-turns": 16, "max-wait": "2s", "round": 16}
+TINY_SESSIONS = 96
 
 
-def setting(text):
-    """Reads `lr=1e-4`: a number stays as it is written, another word is a word."""
-    name, _, value = text.partition("=")
+def field(name):
+    return name.replace("-", "_")
+
+
+def other_setting(text):
+    """Reads `clip-low=0.1`: what is no number is a word."""
+    name, sign, value = text.partition("=")
+    if not (name and sign and value):
+        raise argparse.ArgumentTypeError("wanted NAME=VALUE")
+    if name in SETTINGS:
+        raise argparse.ArgumentTypeError(f"`{name}` has a flag of its own, `--{name}`")
     try:
-        return name, value if name == "lr" else json.loads(value)
+        return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="scripts/prove.sh", allow_abbrev=False)
+    words = lambda text: text.split(",")
+    # None is "not given": what is given and has no effect is refused.
+    parser.add_argument("--personas", type=words)
+    parser.add_argument("--estimators", type=words)
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in words(text)])
+    parser.add_argument("--sessions", type=int)
+    parser.add_argument("--max-minutes", type=float)
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "target/prove")
+    parser.add_argument("--results", type=pathlib.Path)
+    parser.add_argument("--scratch", type=pathlib.Path)
+    parser.add_argument("--model", type=pathlib.Path)
+    parser.add_argument("--set", action="append", type=other_setting, metavar="NAME=VALUE")
+    parser.add_argument("--again", action="store_true", default=None)
+    parser.add_argument("--report", action="store_true", default=None)
+    parser.add_argument("--tiny", action="store_true", default=None)
+    for name, (chosen, kind, _) in SETTINGS.items():
+        flags = [f"--{name}"] + (["--batch"] if name == "batch-turns" else [])
+        how = {"choices": kind} if isinstance(kind, list) else {"type": kind, "metavar": "X"}
+        default = "the trainer's" if chosen is None else chosen
+        parser.add_argument(*flags, dest=field(name), help=f"[default: {default}]", **how)
+    return parser
+
+
+def given(options, names):
+    """The flags among these that stand on the command line."""
+    return [f"--{name}" for name in names if getattr(options, field(name)) is not None]
+
+
+def check(options):
+    """Refuses what cannot be, and what would have no effect."""
+    alone = {
+        "tiny": ["personas", "estimators", "seeds", "sessions", "max-minutes", "results", "scratch", "model", "set", "again", "report", *SETTINGS],
+        "report": ["max-minutes", "scratch", "model", "again"],
+    }
+    for name, others in alone.items():
+        useless = given(options, others) if getattr(options, name) else []
+        if useless:
+            raise Refused(f"{', '.join(useless)} would have no effect beside `--{name}`")
+    if options.seeds and not options.estimators:
+        raise Refused("`--seeds` needs `--estimators`: without them the 42 runs have seeds of their own")
+    estimators = options.estimators or ESTIMATORS
+    unknown = [name for name in estimators if name not in ESTIMATORS]
+    if unknown:
+        raise Refused(f"no estimator `{unknown[0]}`: they are {', '.join(ESTIMATORS)}")
+    for name, (_, _, having) in SETTINGS.items():
+        if given(options, [name]) and not having & set(estimators):
+            raise Refused(f"`--{name}` would have no effect: none of {', '.join(estimators)} has it")
+    if options.set and not TRAINED & set(estimators):
+        raise Refused("`--set` would have no effect: nothing is trained")
+    for name, other in BESIDE.items():
+        if given(options, [name]) and not given(options, [other]):
+            raise Refused(f"`--{name}` would have no effect without `--{other}`")
+    if options.ema is not None and options.teacher != "ema":
+        raise Refused("`--ema` would have no effect without `--teacher ema`")
+
+
+def complete(options):
+    """Puts in what was not given."""
+    chosen = {name: chosen for name, (chosen, _, _) in SETTINGS.items()}
+    typed = {name: getattr(options, field(name)) for name in SETTINGS}
+    options.settings = chosen | {name: value for name, value in typed.items() if value is not None}
+    if options.settings["teacher"] == "ema" and options.settings["ema"] is None:
+        options.settings["ema"] = EMA
+    options.settings |= dict(options.set or [])
+    options.personas = options.personas or PERSONAS
+    options.sessions = SESSIONS if options.sessions is None else options.sessions
+    options.max_minutes = float("inf") if options.max_minutes is None else options.max_minutes
+    options.model = options.model or ROOT / "models/SmolLM2-135M-Instruct"
+    options.results = options.results or ROOT / "fixtures/personas/runs.csv"
+    if options.tiny:
+        options.out, options.model = options.out / "tiny", ROOT / "fixtures/models/tiny-qwen3"
+        options.settings, options.sessions, options.results = dict(TINY), TINY_SESSIONS, options.out / "runs.csv"
+    trained = TRAINED & set(options.estimators or ESTIMATORS)
+    if trained and options.sessions <= options.settings["round"]:
+        raise Refused(f"{options.sessions} sessions in rounds of {options.settings['round']}: no newer policy would be met")
+    having = {name: having for name, (_, _, having) in SETTINGS.items()}
+    options.settings_of = lambda estimator: {
+        name: value for name, value in options.settings.items()
+        if value is not None and estimator in having.get(name, TRAINED)
+    }
+    options.out, options.model = options.out.resolve(), options.model.resolve()
+    options.scratch = (options.scratch or options.out).resolve()
+
+
+def prepare(options):
+    """Makes ready what a start needs that makes runs, or only tells of them."""
+    options.program = options.weights = options.maker = None
+    if options.report:
+        options.results = Results(options.results.resolve())
+        return
+    options.program = str(pathlib.Path(os.environ["OCLAW_BIN"]).resolve())
+    if options.tiny:
+        # What was made by an earlier program says nothing of this one.
+        shutil.rmtree(options.out, ignore_errors=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.results = Results(options.results.resolve())
+    options.weights, options.maker = runs.weights(options.model), runs.maker(options)
+    runs.claim(options)
+    runs.harvest(options)
 
 
 def plan(options):
     """The runs, most telling first."""
     if options.estimators:
-        return list(itertools.product(options.personas, options.estimators, options.seeds))
-    runs = [(persona, estimator, 1) for persona in options.personas for estimator in ("hybrid", "none")]
-    runs += [(persona, "hybrid", seed) for seed in (2, 3) for persona in options.personas]
-    runs += [(persona, estimator, 1) for estimator in ("grpo", "opd", "combine") for persona in options.personas]
-    return runs
+        return list(itertools.product(options.personas, options.estimators, options.seeds or [1]))
+    wanted = [(persona, estimator, 1) for persona in options.personas for estimator in ("hybrid", "none")]
+    wanted += [(persona, "hybrid", seed) for seed in (2, 3) for persona in options.personas]
+    wanted += [(persona, estimator, 1) for estimator in ("grpo", "opd", "combine") for persona in options.personas]
+    return wanted
 
 
-def simulate(options, persona, url, *more):
-    questions = sorted(str(path) for path in (ROOT / "fixtures/questions").glob("*.jsonl") if path.stem != "held-out")
-    folder = ROOT / ("scripts/prove" if options.tiny else "fixtures/personas")
-    command = [options.program, "simulate", "--persona", str(folder / f"{persona}.toml"), "--engine", url]
-    subprocess.run([*command, "--questions", *questions, *map(str, more)], check=True)
+def found(options, wanted):
+    """The rows of a run, if it was made, here or elsewhere."""
+    persona, estimator, seed = wanted
+    return options.results.found(runs.identity(options, persona, estimator), options.weights, persona, estimator, seed)
 
 
-def rate(options, personas):
-    """Measures how often each persona's wish is met, bare and hinted, where that is not known."""
-    missing = [persona for persona in personas if not (options.out / "rates" / f"{persona}.csv").exists()]
-    before = options.out / "before.json"
-    if missing or not before.exists():
-        (options.out / "rates").mkdir(exist_ok=True)
-        with Engine(options) as engine:
-            if not before.exists():
-                before.write_text(json.dumps(held_out.before(engine.url)))
-            for persona in missing:
-                out = options.out / "rates" / f"{persona}.csv"
-                simulate(options, persona, engine.url, "--base-rates", "--sessions", RATES, "--at-once", 8, "-o", out)
-    rates = {}
-    for persona in personas:
-        with open(options.out / "rates" / f"{persona}.csv") as file:
-            rows = list(csv.DictReader(file))
-        share = lambda prompt: [row["obeyed"] == "true" for row in rows if row["prompt"] == prompt]
-        rates[persona] = tuple(sum(obeyed) / len(obeyed) for obeyed in (share("bare"), share("hinted")))
-    return rates
+def summary(options, planned, rates):
+    """All that is told of runs, of the results alone."""
+    rows = [row for wanted in planned for row in found(options, wanted)]
+    estimators = [name for name in ESTIMATORS if any(name == estimator for _, estimator, _ in planned)]
+    told = {"rates": rates, "rows": rows, "others": [row for row in options.results.runs if row not in rows]}
+    told["missing"] = [wanted for wanted in planned if not found(options, wanted)]
+    told["reach"] = measures.reach(rows, options.personas, estimators)
+    told["verdicts"] = measures.verdicts(rows, options.personas, estimators)
+    page.write(options.out / "report.html", told, options.results.obeyed)
+    return told
 
 
-def run(options, persona, estimator, seed):
-    """One run, which gets its name only when it is whole."""
-    name = f"{persona}-{estimator}-{seed}"
-    kept, folder = options.out / "runs" / name, options.out / f"unfinished-{name}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    began = time.monotonic()
-    sessions = folder / "sessions.csv"
-    talk = ["--sessions", options.sessions, "--seed", seed, "--at-once", options.round, "--keep-replies", "-o", sessions]
-    before = json.loads((options.out / "before.json").read_text())
-    if estimator == "none":
-        with Engine(options) as engine:
-            simulate(options, persona, engine.url, *talk)
-            told = {"held_out": held_out.after(engine.url, before)}
-    else:
-        with Loop(options, folder, estimator, seed, options.settings) as loop:
-            simulate(options, persona, loop.front, "--sessions-per-policy", options.round, *talk)
-            told = {"held_out": held_out.after(loop.engine, before)}
-        told["steps"] = loop.steps()
-        subprocess.run([options.program, "report", "run", "-o", "report.html"], cwd=folder, check=True)
-        # Gigabytes of weights; the record of each step is in `told`.
-        shutil.rmtree(folder / "run")
-    told |= {"persona": persona, "estimator": estimator, "seed": seed, "minutes": (time.monotonic() - began) / 60}
-    told["settings"] = options.settings if estimator != "none" else {}
-    (folder / "run.json").write_text(json.dumps(told, indent=1))
-    kept.parent.mkdir(exist_ok=True)
-    folder.rename(kept)
+def tell(options, planned, rates):
+    told = summary(options, planned, rates)
+    page.print_table([page.figures(row) for row in told["rows"]])
+    if told["others"]:
+        print("\nwith other settings:")
+        page.print_table(page.with_settings(told["others"]))
+    page.print_table(told["reach"])
+    print("\n" + "\n".join(told["verdicts"]))
+    for persona, estimator, seed in told["missing"]:
+        print(f"not run: {persona}, {estimator}, seed {seed}")
+    print(f"\npage: {options.out / 'report.html'}; results: {options.results.paths['runs']}")
+    return told["missing"]
 
 
-def kept_runs(options, runs):
-    found = []
-    for persona, estimator, seed in runs:
-        folder = options.out / "runs" / f"{persona}-{estimator}-{seed}"
-        if (folder / "run.json").exists():
-            told = json.loads((folder / "run.json").read_text())
-            with open(folder / "sessions.csv") as file:
-                told["sessions"] = list(csv.DictReader(file))
-            found.append(told)
-    return found
+def make(options, planned, rates, end):
+    """Makes the runs that are missing, as long as there is time."""
+    for wanted in planned:
+        if time.monotonic() >= end:
+            return
+        if found(options, wanted) and not options.again:
+            continue
+        print(f"\n== {wanted[0]}, {wanted[1]}, seed {wanted[2]}", flush=True)
+        # One that fails is listed as not run, and the others are made all the same.
+        try:
+            runs.run(options, *wanted)
+        except (subprocess.CalledProcessError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+            print(f"FAILED: {error!r}", flush=True)
+        summary(options, planned, rates)
 
 
 def tiny(options):
     """A random model and a rule that it obeys half of the time: the reward has to rise."""
-    options.model, options.settings, options.round = ROOT / "fixtures/models/tiny-qwen3", TINY, TINY_ROUND
-    options.sessions = TINY_SESSIONS
-    wanted = ("tiny", "grpo", 1)
-    shutil.rmtree(options.out / "runs", ignore_errors=True)
-    rate(options, [])
-    run(options, *wanted)
-    told, = kept_runs(options, [wanted])
-    rewards = [1.0 if row["obeyed"] == "true" else -1.0 for row in told["sessions"]]
-    third = len(rewards) // 3
-    first, last = (sum(part) / len(part) for part in (rewards[:third], rewards[-third:]))
-    print(f"reward of first replies: {first:+.2f} in the first third, {last:+.2f} in the last; {told['minutes']:.1f} min")
+    options.personas, planned = ["tiny"], [("tiny", "grpo", 1)]
+    runs.run(options, *planned[0])
+    tell(options, planned, {})
+    row, = found(options, planned[0])
+    obeyed = options.results.obeyed(row)
+    first, _, last = (2 * share - 1 for share in measures.thirds(obeyed))
+    print(f"reward of first replies: {first:+.2f} in the first third, {last:+.2f} in the last; {row['minutes']} min")
     return 0 if last > first else 1
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    words = lambda text: text.split(",")
-    parser.add_argument("--personas", type=words, default=PERSONAS)
-    parser.add_argument("--estimators", type=words)
-    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in words(text)], default=[1])
-    parser.add_argument("--sessions", type=int, default=36)
-    parser.add_argument("--max-minutes", type=float, default=float("inf"))
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "target/prove")
-    parser.add_argument("--model", type=pathlib.Path, default=ROOT / "models/SmolLM2-135M-Instruct")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
-    options.program = str(pathlib.Path(os.environ["OCLAW_BIN"]).resolve())
-    options.out, options.model = options.out.resolve(), options.model.resolve()
-    options.out.mkdir(parents=True, exist_ok=True)
-    options.settings, options.round = SETTINGS | dict(map(setting, options.set)), ROUND
+    options = arguments().parse_args()
+    check(options)
+    complete(options)
+    prepare(options)
     if options.tiny:
         return tiny(options)
     end = time.monotonic() + options.max_minutes * 60
-    rates = rate(options, options.personas + [persona for persona in RATES_ONLY if persona not in options.personas])
-    page.print_rates(rates)
-    runs = plan(options)
-    done = lambda: {(told["persona"], told["estimator"], told["seed"]) for told in kept_runs(options, runs)}
-    for wanted in runs:
-        if wanted not in done() and time.monotonic() < end:
-            print(f"\n== {wanted[0]}, {wanted[1]}, seed {wanted[2]}", flush=True)
-            try:
-                run(options, *wanted)
-            except (subprocess.CalledProcessError, OSError, RuntimeError) as error:
-                print(f"FAILED: {error}", flush=True)
-        page.write(options.out, rates, kept_runs(options, runs))
-    page.print_runs(kept_runs(options, runs))
-    missing = [wanted for wanted in runs if wanted not in done()]
-    for persona, estimator, seed in missing:
-        print(f"not run: {persona}, {estimator}, seed {seed}")
-    print(f"\npage and tables in {options.out}")
-    return 3 if missing else 0
+    rates = runs.rates(options, options.personas + [name for name in RATES_ONLY if name not in options.personas])
+    page.print_table(page.told_rates(rates))
+    planned = plan(options)
+    if not options.report:
+        make(options, planned, rates, end)
+    missing = tell(options, planned, rates)
+    return 3 if missing and not options.report else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Refused as refusal:
+        print(f"prove: {refusal}", file=sys.stderr)
+        sys.exit(2)

@@ -6,6 +6,7 @@ import pathlib
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 
@@ -28,22 +29,33 @@ poll = "200ms"
 [teacher-lp]
 topk = {topk}
 poll = "200ms"
+# Nothing is asked twice in a run, and each policy's files would be read for a hash.
+no-cache = true
+{teacher}
 [advantage]
 estimator = "{estimator}"
 poll = "200ms"
+{advantage}
 [train]
 estimator = "{estimator}"
 dtype = "f32"
 keep = 2
 poll = "200ms"
-{settings}
+{train}
 [sync-weights]
 poll = "200ms"
 [loop]
 run = "run"
 """
+# Settings that are not the trainer's, and those that `advantage` has, too.
+NOT_TRAINED = {"topk", "teacher", "round"}
+OF_ADVANTAGE = {"distill-clip", "w-opd", "w-rl"}
 READY = 300
 DRAIN = 180
+
+
+def lines(settings, wanted):
+    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items() if wanted(name))
 
 
 def address():
@@ -92,26 +104,58 @@ class Child:
 
 
 class Engine(Child):
-    def __init__(self, options):
+    def __init__(self, options, model, folder):
         where = address()
         self.url = f"http://{where}"
-        command = [options.program, "engine", "--model", str(options.model), "--listen", where, "--dtype", "f32"]
-        self.begin(command, options.out, f"{self.url}/health")
+        command = [options.program, "engine", "--model", str(model), "--listen", where, "--dtype", "f32"]
+        self.begin(command, folder, f"{self.url}/health")
 
 
 class Loop(Child):
     def __init__(self, options, folder, estimator, seed, settings):
         front, engine = address(), address()
-        self.folder, self.front, self.engine = folder, f"http://{front}", f"http://{engine}"
-        lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if name != "lr"]
+        self.folder, self.front = folder, f"http://{front}"
+        self.over, self.watch = threading.Event(), None
+        teacher = ""
+        if settings.get("teacher") == "ema":
+            name = folder / "teacher"
+            name.symlink_to(options.model)
+            teacher = f"model = {json.dumps(str(name))}"
+            self.watch = threading.Thread(target=self.change_teacher, args=(name,), daemon=True)
         text = CONFIG.format(
             model=json.dumps(str(options.model)), engine=engine, front=front, estimator=estimator, seed=seed,
-            topk=4 if estimator == "hybrid" else 0, settings="\n".join([*lines, f"lr = {settings['lr']}"]),
+            topk=settings.get("topk", 0), teacher=teacher,
+            advantage=lines(settings, lambda name: name in OF_ADVANTAGE),
+            train=lines(settings, lambda name: name not in NOT_TRAINED),
         )
         (folder / "oclaw.toml").write_text(text)
         self.begin([options.program, "loop", "oclaw.toml"], folder, f"{self.front}/readyz")
+        if self.watch:
+            self.watch.start()
+
+    def change_teacher(self, name):
+        """Lets the teacher's name lead to the moving average as soon as there is one: before
+        the first step there is only the start model."""
+        average = self.folder / "run/policy/latest/ema"
+        while not self.over.wait(0.2):
+            if (average / "config.json").exists():
+                new = name.with_name("teacher.new")
+                new.symlink_to(average)
+                new.replace(name)
+                return
+
+    def end(self):
+        self.over.set()
+        super().end()
 
     def steps(self):
         """The trainer's record of each step."""
         metrics = pathlib.Path(self.folder, "run/metrics.jsonl")
         return [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+
+    def policy(self):
+        """The folder of the newest policy."""
+        newest = pathlib.Path(self.folder, "run/policy/latest").resolve()
+        if not newest.is_dir():
+            raise RuntimeError("no policy was made")
+        return newest

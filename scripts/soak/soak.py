@@ -97,10 +97,12 @@ class Soak:
         )
 
     def status(self):
+        """How the loop is; nothing where it, or what has become of the turns, is not told."""
         output = subprocess.run(
             [self.program, "loop", "--status", "run"], cwd=self.folder, capture_output=True, text=True
         )
-        return json.loads(output.stdout) if output.returncode == 0 else None
+        told = json.loads(output.stdout) if output.returncode == 0 else None
+        return told if told and told["account"] else None
 
     def pid(self, name):
         try:
@@ -187,7 +189,7 @@ class Soak:
         end, fewest, seen = time.monotonic() + patience, float("inf"), set()
         status = self.status()
         while time.monotonic() < end:
-            status = self.status()
+            status = self.status() or status
             if status:
                 served = set(status["policy"]["served"].values())
                 current = served == {str(status["policy"]["published"])}
@@ -247,6 +249,8 @@ def verdict(soak, people, status, settled, code):
         faults.append("a turn is unaccounted for")
     if soak.unbalanced:
         faults.append(f"a turn was unaccounted for meanwhile: {soak.unbalanced[0]}")
+    if not soak.done["accounts taken"]:
+        faults.append("nobody told of the turns meanwhile")
     if captured + opened < answered:
         faults.append(f"{answered} turns were answered, {captured + opened} captured")
     if any(person.failed for person in people):
@@ -281,6 +285,8 @@ def main():
         [person.over.set() for person in people]
         [person.join(PATIENCE_AT_THE_END) for person in people]
         status, settled = soak.settle()
+        if status is None:
+            raise SystemExit("FAILED: the loop does not tell how it is")
         soak.loop.terminate()
         code = soak.loop.wait(PATIENCE_AT_THE_END)
         table(soak, people, status)

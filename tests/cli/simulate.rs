@@ -1,11 +1,12 @@
 //! `oclaw simulate` with a scripted agent: what it is sent, what is told.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::harness::fake_engine::{FakeEngine, Reply, Seen};
-use crate::harness::oclaw;
+use crate::harness::{oclaw, root};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -189,6 +190,35 @@ fn a_newer_policy_is_waited_for() {
 }
 
 #[test]
+fn without_rounds_it_ends_once_the_agent_has_adapted() {
+    let talk = Talk::new();
+    let fake = agent(&[("So", "0"), ("So", "0"), ("x", "0"), ("Sure", "0")]);
+    let (csv, stderr) = talk.run(&fake, &["--sessions", "9", "--until-adapted"], 0);
+    let obeyed: Vec<_> = rows(&csv).iter().map(|row| row["obeyed"].clone()).collect();
+    assert_eq!(obeyed, ["false", "true", "true", "true"]);
+    assert!(words(&stderr).contains("sessions to adapt 2 (the first of 3 in a row)"), "{stderr}");
+    // Nobody looks for a newer policy.
+    assert!(chats(&fake).iter().all(|seen| header(seen, "x-turn-type").is_none()));
+}
+
+#[test]
+fn flags_without_an_effect_are_refused() {
+    let (talk, fake) = (Talk::new(), agent(&[("Sure", "0")]));
+    for (flags, problem) in [
+        (&["--policy-timeout", "1s"][..], "--sessions-per-policy"),
+        (
+            &["--sessions", "4", "--sessions-per-policy", "4"],
+            "`--sessions-per-policy 4` of 4 sessions: no newer policy would be met",
+        ),
+        (&["--base-rates", "--until-adapted"], "--until-adapted"),
+    ] {
+        let (_, stderr) = talk.run(&fake, flags, 2);
+        assert!(stderr.contains(problem), "{flags:?}: {stderr}");
+    }
+    assert!(chats(&fake).is_empty());
+}
+
+#[test]
 fn base_rates_compare_bare_and_hinted() {
     let (talk, fake) =
         (Talk::new(), agent(&[("So", "0"), ("Sure", "0"), ("So", "0"), ("So", "0")]));
@@ -242,4 +272,15 @@ fn what_cannot_be_used_is_said() {
     let named = format!("persona `{}`", Path::new(&talk.persona).display());
     assert!(stderr.contains(&named), "{stderr}");
     assert!(chats(&fake).is_empty());
+}
+
+#[test]
+fn the_figures_of_the_proof_are_right() {
+    let test = root().join("scripts/prove/selftest.py");
+    let Ok(output) = Command::new("python3").arg("-B").arg(test).output() else {
+        println!("scripts/prove: skipped: no python3");
+        return;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "the proof's figures agree\n");
 }
