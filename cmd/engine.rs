@@ -35,6 +35,19 @@ use crate::units;
 /// while `--max-running` and `--max-waiting` answers are asked for get a 503 with
 /// `Retry-After`.
 ///
+/// A prompt is computed in pieces of `--prefill-chunk` tokens, each between two tokens of
+/// the answers that are running (in larger ones while none is), and so is what is only
+/// scored.
+///
+/// Keys and values of prompts and answers are kept within `--prefix-cache`, besides
+/// `--kv-memory`: a later request that begins alike, such as the next turn of a session or
+/// another vote on a prompt, is computed from where it differs, in whole blocks of 64
+/// tokens. What was not used for longest goes first; new weights, an adapter that is
+/// unloaded (for what it made) and `/flush_cache` drop it. Answers to one prompt that are
+/// asked for together share it in any case. An answer tells how many tokens of its prompt
+/// it found as `cached_tokens` in `meta_info` and in `usage.prompt_tokens_details`,
+/// `/metrics` the sum. Scores never use it: they are the trainer's numbers to the bit.
+///
 /// What others on the network can reach needs a key, from `--key-file` or
 /// `OCLAW_ENGINE_KEY`. SIGTERM or SIGINT ends it after the running answers.
 #[derive(clap::Args, Debug)]
@@ -63,6 +76,12 @@ pub(crate) struct Args {
     /// Memory for keys and values of the running answers [default: 2GiB, or one whole context if that is more]
     #[arg(long, value_name = "SIZE", value_parser = units::bytes)]
     kv_memory: Option<usize>,
+    /// Tokens of a prompt that are computed between two tokens of the running answers
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    prefill_chunk: u32,
+    /// Memory for keys and values that later requests may begin with; 0 keeps none
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = units::bytes)]
+    prefix_cache: usize,
     /// Version of the weights at the start
     #[arg(long, value_name = "VERSION", default_value = "0")]
     weight_version: String,
@@ -91,6 +110,8 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         max_running: args.max_running as usize,
         max_waiting: args.max_waiting as usize,
         kv_memory: args.kv_memory,
+        prefill_chunk: args.prefill_chunk as usize,
+        prefix_cache: args.prefix_cache,
         seed: context.seed,
         weight_version: args.weight_version,
     };

@@ -22,6 +22,7 @@ mod rows;
 mod rotary;
 pub mod sampler;
 mod score;
+mod scoring;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,11 +32,12 @@ use tch::{Device, Kind, Tensor};
 use crate::tensors;
 
 pub use adapter::{Adapter, Lora, Targets};
-pub use cache::Cache;
+pub use cache::{Cache, Piece};
 pub use config::{Config, Family};
 pub use pass::Pass;
 pub use sampler::{Sampled, Sampler, SamplingParams};
 pub use score::{Score, Scored};
+pub use scoring::Scoring;
 
 use decoder::Decoder;
 
@@ -390,6 +392,13 @@ impl Model {
     /// Returns log-probs of tokens that are already there. No gradient.
     pub fn score(&self, requests: &[Score]) -> Vec<Scored> {
         tch::no_grad(|| score::score(&self.decoder, requests))
+    }
+
+    /// Goes on with scores for about as long as a pass over so many tokens takes; returns
+    /// whether they are done. The numbers are those of [`Model::score`], to the bit. No
+    /// gradient.
+    pub fn score_on(&self, scoring: &mut Scoring, tokens: usize) -> bool {
+        tch::no_grad(|| scoring.go_on(&self.decoder, tokens))
     }
 
     /// Runs sequences and calls `take` with the place of each and what

@@ -5,7 +5,8 @@
 //! token at a time; text, stop strings and tool calls are made of the ids on the
 //! way out. Adapters lie ready beside the model, and a request chooses one. Only
 //! ids and log-probs as sampled leave the compute thread, so what a trainer reads is
-//! what happened. Absent: several models, prefix reuse.
+//! what happened. What sequences begin with is computed once, as long as it is kept.
+//! Absent: several models.
 
 mod adapters;
 mod admission;
@@ -53,6 +54,10 @@ use routes::Served;
 const MAX_WAITING: usize = 1024;
 /// Bytes of keys and values, if nothing is said and the context is no longer.
 const KV_MEMORY: usize = 2 << 30;
+/// Tokens of a prompt between two tokens of running streams, if nothing is said.
+const PREFILL_CHUNK: usize = 256;
+/// Bytes of keys and values that outlive their answers, if nothing is said.
+const PREFIX_CACHE: usize = 512 << 20;
 
 /// What to serve, and where.
 #[derive(Debug, Clone)]
@@ -75,6 +80,11 @@ pub struct Options {
     /// Bytes of keys and values of all running answers; 2 GiB if not given, or what one
     /// answer over the whole context takes, if that is more.
     pub kv_memory: Option<usize>,
+    /// Tokens of a prompt that are computed between two tokens of the running answers.
+    pub prefill_chunk: usize,
+    /// Bytes of keys and values that are kept for later requests that begin alike, on top
+    /// of those of the running answers; with 0, none are.
+    pub prefix_cache: usize,
     /// Start of the seeds of requests that name none.
     pub seed: u64,
     /// Version of the weights at the start.
@@ -93,6 +103,8 @@ impl Options {
             max_running: 16,
             max_waiting: MAX_WAITING,
             kv_memory: None,
+            prefill_chunk: PREFILL_CHUNK,
+            prefix_cache: PREFIX_CACHE,
             seed: 0,
             weight_version: "0".to_owned(),
         }
@@ -170,7 +182,8 @@ pub async fn start(options: Options) -> Result<Running, Error> {
     let (max_running, max_waiting) = (options.max_running.max(1), options.max_waiting);
     let whole = Cache::bytes_of(&config, config.max_position_embeddings as usize);
     let kv_memory = options.kv_memory.unwrap_or_else(|| whole.max(KV_MEMORY));
-    let limits = Limits { max_running, kv_memory, load };
+    let (prefill_chunk, prefix_cache) = (options.prefill_chunk.max(1), options.prefix_cache);
+    let limits = Limits { max_running, kv_memory, prefill_chunk, prefix_cache, load };
     let name = routes::name_of(&folder);
     let (compute, thread) =
         Compute::start(model, folder, options.weight_version, limits).map_err(Error::Thread)?;
@@ -184,6 +197,8 @@ pub async fn start(options: Options) -> Result<Running, Error> {
         max_running,
         max_waiting,
         kv_memory,
+        prefill_chunk,
+        prefix_cache,
         dtype,
         seeds: AtomicU64::new(seed),
     });

@@ -34,14 +34,14 @@ impl Mask {
 const BLOCK: i64 = 256;
 
 /// A segment with what its queries look back at.
-pub(super) struct Back<'a> {
-    segment: &'a Segment,
+pub(super) struct Back {
+    segment: Segment,
     /// Per block of its rows: the first one's place, and what the block may see.
     blocks: Vec<(i64, Tensor)>,
 }
 
-impl<'a> Back<'a> {
-    pub(super) fn new(segment: &'a Segment, device: Device) -> Self {
+impl Back {
+    pub(super) fn new(segment: &Segment, device: Device) -> Self {
         let Segment { rows, past } = segment;
         let older: i64 = past.iter().map(|rows| rows.end - rows.start).sum();
         let length = if older > 0 { rows.end - rows.start } else { 0 };
@@ -51,12 +51,12 @@ impl<'a> Back<'a> {
             let all = Tensor::ones([end - start, older + end], (Kind::Bool, device));
             (start, all.tril(older + start))
         });
-        Self { segment, blocks: blocks.collect() }
+        Self { segment: segment.clone(), blocks: blocks.collect() }
     }
 
     /// Attention of the segment over packed queries, keys and values.
     pub(super) fn attend(&self, queries: &Tensor, keys: &Tensor, values: &Tensor) -> Tensor {
-        let Segment { rows, past } = self.segment;
+        let Segment { rows, past } = &self.segment;
         let part = |x: &Tensor, rows: &Range<i64>| x.narrow(0, rows.start, rows.end - rows.start);
         // [L, heads, D] -> [1, heads, L, D]
         let turned = |x: Tensor| x.transpose(0, 1).unsqueeze(0);

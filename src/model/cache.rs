@@ -1,12 +1,26 @@
 //! Keys and values of one sequence, kept in f32: attention over one bf16 query
 //! row is several times slower on a CPU, and f32 loses nothing.
 
+use std::ops::Range;
+
 use tch::{Device, Kind, Tensor};
 
 use super::config::Config;
 
 /// Tokens by which a full cache grows.
 const CHUNK: i64 = 256;
+
+/// A copy of the keys and values of some tokens: `[2 * layers, key heads, tokens, head_dim]`,
+/// of each layer the keys and then the values.
+#[derive(Debug)]
+pub struct Piece(Tensor);
+
+impl Piece {
+    /// Returns the bytes held.
+    pub fn bytes(&self) -> usize {
+        self.0.numel() * size_of::<f32>()
+    }
+}
 
 /// Keys and values of the tokens a sequence has been fed so far.
 #[derive(Debug)]
@@ -64,7 +78,58 @@ impl Cache {
 
     /// Returns the bytes held.
     pub fn bytes(&self) -> usize {
-        self.layers.len() * 2 * (self.heads * self.capacity * self.head_dim) as usize * 4
+        self.bytes_for(self.capacity)
+    }
+
+    /// Returns the bytes of a copy of so many tokens.
+    pub fn piece_bytes(&self, tokens: usize) -> usize {
+        self.bytes_for(tokens as i64)
+    }
+
+    fn bytes_for(&self, tokens: i64) -> usize {
+        self.layers.len() * 2 * (self.heads * tokens * self.head_dim) as usize * size_of::<f32>()
+    }
+
+    /// Returns a copy of what is held of some tokens.
+    pub fn piece(&self, tokens: Range<usize>) -> Piece {
+        let (start, count) = (tokens.start as i64, tokens.len() as i64);
+        let both = self.layers.iter().flat_map(|(keys, values)| [keys, values]);
+        let parts: Vec<_> = both.map(|held| held.narrow(1, start, count)).collect();
+        Piece(Tensor::stack(&parts, 0))
+    }
+
+    /// Puts a copy of some tokens behind what is held: they follow it in the sequence.
+    pub fn append(&mut self, piece: &Piece) {
+        let count = piece.0.size()[2];
+        self.reserve(count);
+        for (layer, (keys, values)) in self.layers.iter().enumerate() {
+            for (part, held) in [keys, values].into_iter().enumerate() {
+                let new = piece.0.select(0, (2 * layer + part) as i64);
+                held.narrow(1, self.length, count).copy_(&new);
+            }
+        }
+        self.length += count;
+    }
+
+    /// Takes over what another cache holds beyond this one, up to so many tokens in all:
+    /// the two sequences are the same so far.
+    pub fn catch_up(&mut self, other: &Self, length: usize) {
+        let (start, end) = (self.length, other.length.min(length as i64));
+        if end <= start {
+            return;
+        }
+        self.reserve(end - start);
+        let part = |held: &Tensor| held.narrow(1, start, end - start);
+        for (own, others) in self.layers.iter().zip(&other.layers) {
+            part(&own.0).copy_(&part(&others.0));
+            part(&own.1).copy_(&part(&others.1));
+        }
+        self.length = end;
+    }
+
+    /// Makes room for so many tokens in all, at once and not piece by piece.
+    pub fn make_room(&mut self, tokens: usize) {
+        self.reserve((tokens as i64 - self.length).max(0));
     }
 
     pub(super) fn length(&self) -> i64 {

@@ -187,6 +187,16 @@ impl<'a> Packed<'a> {
     }
 }
 
+/// Packed sequences, of which the beginnings may be shared, on their way through the
+/// layers.
+pub(super) struct Walk {
+    backs: Vec<Back>,
+    input: Input,
+    x: Tensor,
+    /// Layers that are behind it.
+    done: usize,
+}
+
 /// The network without its head's sampling and without its files.
 #[derive(Debug)]
 pub(super) struct Decoder {
@@ -269,12 +279,34 @@ impl Decoder {
 
     /// Runs packed sequences of which the beginnings may be shared.
     pub(super) fn shared(&self, forest: &Forest) -> Tensor {
-        let backs: Vec<_> =
-            forest.segments.iter().map(|segment| Back::new(segment, self.device)).collect();
+        let mut walk = self.begin(forest);
+        while self.go_on(&mut walk) {}
+        self.end(&walk)
+    }
+
+    /// Lays out packed sequences before the first layer.
+    pub(super) fn begin(&self, forest: &Forest) -> Walk {
+        let backs = forest.segments.iter().map(|segment| Back::new(segment, self.device)).collect();
         let input = self.input(&Tensor::from_slice(&forest.ids), &forest.positions, Way::Libtorch);
-        self.run(&input, |_, queries, keys, values| {
+        let x = self.embedded(&input.ids);
+        Walk { backs, input, x, done: 0 }
+    }
+
+    /// Runs the next layer; returns whether one is left after it.
+    pub(super) fn go_on(&self, walk: &mut Walk) -> bool {
+        let Walk { backs, input, x, done } = walk;
+        let Some(layer) = self.layers.get(*done) else { return false };
+        let attention = |queries: &Tensor, keys: &Tensor, values: &Tensor| {
             backs.iter().map(|back| back.attend(queries, keys, values)).collect()
-        })
+        };
+        *x = layer.run(x, input, attention);
+        *done += 1;
+        *done < self.layers.len()
+    }
+
+    /// Returns the states behind the last layer.
+    pub(super) fn end(&self, walk: &Walk) -> Tensor {
+        self.norm.apply(&walk.x).narrow(0, 0, walk.input.rows)
     }
 
     /// Returns the logits of hidden states.

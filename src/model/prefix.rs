@@ -25,7 +25,7 @@ pub(super) struct Forest {
 }
 
 /// Rows that follow each other in a sequence.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) rows: Range<i64>,
     /// Rows of the tokens before them, first to last.

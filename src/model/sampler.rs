@@ -1,7 +1,11 @@
 //! Choosing the next token from logits. No tensors: one row of f32 in, one
 //! token out, and the same seed gives the same tokens.
 
+mod shares;
+
 use super::Error;
+
+use shares::{LogSum, Shares};
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,6 +46,8 @@ pub struct Sampler {
     params: SamplingParams,
     /// How many random numbers have been drawn.
     drawn: u64,
+    /// Room for what each token is worth.
+    shares: Shares,
 }
 
 impl Sampler {
@@ -60,23 +66,25 @@ impl Sampler {
         if !(0.0..=1.0).contains(&min_p) {
             return refuse("min_p", min_p, "between 0 and 1");
         }
-        Ok(Self { params, drawn: 0 })
+        Ok(Self { params, drawn: 0, shares: Shares::default() })
     }
 
     /// Chooses a token. Logits that are not finite are an error, never a token.
     pub fn sample(&mut self, logits: &[f32]) -> Result<Sampled, Error> {
         let likeliest = argmax(logits)?;
-        let raw = LogSum::of(logits, 1.0, logits[likeliest]);
-        if self.params.temperature == 0.0 {
-            let log_prob = raw.log_prob(logits[likeliest]);
+        let largest = logits[likeliest];
+        let temperature = self.params.temperature;
+        if temperature == 0.0 {
+            let log_prob = LogSum::of(logits, 1.0, largest).log_prob(largest);
             return Ok(Sampled { id: likeliest as i32, log_prob, raw_log_prob: log_prob });
         }
-        let tempered = match self.params.temperature {
-            1.0 => raw,
-            temperature => LogSum::of(logits, temperature, logits[likeliest]),
+        let tempered = self.shares.set(logits, temperature, largest);
+        let raw = match temperature {
+            1.0 => tempered,
+            _ => LogSum::of(logits, 1.0, largest),
         };
         let draw = self.uniform();
-        let id = self.choose(logits, &tempered, draw);
+        let id = self.choose(draw);
         let log_prob = tempered.log_prob(logits[id]);
         Ok(Sampled { id: id as i32, log_prob, raw_log_prob: raw.log_prob(logits[id]) })
     }
@@ -84,18 +92,19 @@ impl Sampler {
     /// The filters are those of SGLang: each looks at the whole distribution
     /// (top-p does not renormalise what top-k left), then what all keep is drawn
     /// from.
-    fn choose(&self, logits: &[f32], tempered: &LogSum, draw: f64) -> usize {
+    fn choose(&self, draw: f64) -> usize {
         let SamplingParams { top_k, top_p, min_p, .. } = self.params;
         if top_k == 0 && top_p == 1.0 && min_p == 0.0 {
-            return walk((0..logits.len()).map(|id| (id, tempered.prob(logits[id]))), draw);
+            return self.shares.at(draw);
         }
+        let (count, total) = (self.shares.all().len(), self.shares.total());
         // A token this unlikely cannot be inside the top-p share: all of them
-        // together do not make up the rest. Spares sorting the vocabulary.
-        let least = (1.0 - f64::from(top_p)) / logits.len() as f64;
-        let mut kept: Vec<(usize, f64)> = (0..logits.len())
-            .map(|id| (id, tempered.prob(logits[id])))
-            .filter(|&(_, prob)| prob >= least)
-            .collect();
+        // together do not make up the rest. Nor can one below min-p, and the likeliest
+        // one is worth 1. Spares sorting the vocabulary.
+        let least = ((1.0 - f64::from(top_p)) / count as f64).max(f64::from(min_p) / total);
+        let probs = self.shares.all().iter().map(|share| f64::from(*share) / total);
+        let mut kept: Vec<(usize, f64)> =
+            probs.enumerate().filter(|&(_, prob)| prob >= least).collect();
         let likelier_first =
             |a: &(usize, f64), b: &(usize, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         if top_k > 0 && top_k < kept.len() {
@@ -161,18 +170,14 @@ pub fn top_log_probs(
 
 /// Returns the first of the largest logits, and refuses what is not finite.
 fn argmax(logits: &[f32]) -> Result<usize, Error> {
-    let mut best = 0;
-    for (id, &logit) in logits.iter().enumerate() {
-        if !logit.is_finite() {
-            return Err(Error::NotFinite { id, logit });
+    let most = shares::largest(logits);
+    match logits.iter().position(|logit| *logit == most) {
+        Some(best) if shares::all_finite(logits) => Ok(best),
+        _ => {
+            let odd = logits.iter().copied().enumerate().find(|(_, logit)| !logit.is_finite());
+            let (id, logit) = odd.unwrap_or((0, f32::NAN));
+            Err(Error::NotFinite { id, logit })
         }
-        if logit > logits[best] {
-            best = id;
-        }
-    }
-    match logits.is_empty() {
-        true => Err(Error::NotFinite { id: 0, logit: f32::NAN }),
-        false => Ok(best),
     }
 }
 
@@ -192,30 +197,4 @@ fn walk(probs: impl Iterator<Item = (usize, f64)>, mark: f64) -> usize {
         }
     }
     last
-}
-
-/// Softmax of logits divided by a temperature: what log-probs need of it.
-#[derive(Clone, Copy)]
-struct LogSum {
-    temperature: f64,
-    /// Logarithm of the sum of exponentials.
-    value: f64,
-}
-
-impl LogSum {
-    fn of(logits: &[f32], temperature: f32, largest: f32) -> Self {
-        let temperature = f64::from(temperature);
-        let largest = f64::from(largest);
-        let sum: f64 =
-            logits.iter().map(|&logit| ((f64::from(logit) - largest) / temperature).exp()).sum();
-        Self { temperature, value: largest / temperature + sum.ln() }
-    }
-
-    fn log_prob(&self, logit: f32) -> f32 {
-        (f64::from(logit) / self.temperature - self.value) as f32
-    }
-
-    fn prob(&self, logit: f32) -> f64 {
-        (f64::from(logit) / self.temperature - self.value).exp()
-    }
 }

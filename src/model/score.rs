@@ -73,34 +73,51 @@ pub(super) fn each_states(
         let hidden = decoder.shared(&forest);
         for Leaf { place, path } in &forest.leaves {
             let (ids, start) = sequences[*place];
-            // The row before a token predicts it.
-            let scored = start.max(1) as i64 - 1..(ids.len() as i64 - 1).max(0);
-            let runs = prefix::part(path, scored);
-            let run = |rows: &Range<i64>| hidden.narrow(0, rows.start, rows.end - rows.start);
-            match &runs[..] {
-                [] => take(*place, hidden.narrow(0, 0, 0)),
-                [rows] => take(*place, run(rows)),
-                several => {
-                    take(*place, Tensor::cat(&several.iter().map(run).collect::<Vec<_>>(), 0))
-                }
-            }
+            take(*place, states(&hidden, path, (ids.len(), start)));
         }
     }
     computed
 }
 
+/// Returns the states that predict the tokens of a sequence, of such a length, from a
+/// position on.
+pub(super) fn states(
+    hidden: &Tensor,
+    path: &[Range<i64>],
+    (length, start): (usize, usize),
+) -> Tensor {
+    // The row before a token predicts it.
+    let scored = start.max(1) as i64 - 1..(length as i64 - 1).max(0);
+    let runs = prefix::part(path, scored);
+    let run = |rows: &Range<i64>| hidden.narrow(0, rows.start, rows.end - rows.start);
+    match &runs[..] {
+        [] => hidden.narrow(0, 0, 0),
+        [rows] => run(rows),
+        several => Tensor::cat(&several.iter().map(run).collect::<Vec<_>>(), 0),
+    }
+}
+
 /// Scores a sequence of which the states are there.
 pub(super) fn read(decoder: &Decoder, states: &Tensor, request: &Score) -> Scored {
     let mut scored = Scored::default();
-    let total = states.size()[0];
     let mut done = 0;
-    while done < total {
-        let rows = HEAD_ROWS.min(total - done);
-        let logits = decoder.head(&states.narrow(0, done, rows));
-        score_rows(logits, request, done as usize, &mut scored);
-        done += rows;
+    while done < states.size()[0] {
+        done += read_rows(decoder, (states, done), request, &mut scored);
     }
     scored
+}
+
+/// Scores the next rows of a sequence, of which some are done; returns how many.
+pub(super) fn read_rows(
+    decoder: &Decoder,
+    (states, done): (&Tensor, i64),
+    request: &Score,
+    scored: &mut Scored,
+) -> i64 {
+    let rows = HEAD_ROWS.min(states.size()[0] - done);
+    let logits = decoder.head(&states.narrow(0, done, rows));
+    score_rows(logits, request, done as usize, scored);
+    rows
 }
 
 /// Scores the rows of one chunk of logits; `done` rows came before it.

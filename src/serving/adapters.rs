@@ -149,6 +149,11 @@ impl Shelf {
         Ok(())
     }
 
+    /// Whether an adapter is there that has not been let go of.
+    pub(super) fn has(&self, id: AdapterId) -> bool {
+        self.names.loaded.values().any(|(known, _)| *known == id)
+    }
+
     /// Drops what was let go of and is in nobody's use.
     pub(super) fn tidy(&mut self, used: impl Fn(AdapterId) -> bool) {
         let loaded = &self.names.loaded;

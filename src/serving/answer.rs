@@ -18,6 +18,8 @@ pub(super) struct Answer {
     calls: usize,
     /// Tokens that were thought, marks included.
     pub(super) thought: usize,
+    /// Tokens of the prompt that were not computed for it.
+    pub(super) cached: usize,
     /// Ids whose token stays out of the text.
     trimmed: Vec<i32>,
 }
@@ -38,7 +40,7 @@ pub(super) enum Finish {
 impl Answer {
     /// Starts an answer. A token of `trimmed` stays out of the text.
     pub(super) fn new(stream: TextStream, trimmed: Vec<i32>) -> Self {
-        Self { tokens: Vec::new(), finish: None, stream, calls: 0, thought: 0, trimmed }
+        Self { tokens: Vec::new(), finish: None, stream, calls: 0, thought: 0, cached: 0, trimmed }
     }
 
     /// Takes a token; returns the parts that it completes. It may complete a stop

@@ -90,7 +90,7 @@ const HONOURED: &[(&str, &str)] = &[
     ("/abort_request", "rid abort_all"),
 ];
 
-const CACHES: &str = "no prompt is kept for a later request: there is nothing to keep apart";
+const CACHES: &str = "beginnings that were computed are found by their ids, whoever asks";
 const ORDER: &str = "requests are answered in the order in which they came";
 const RECORDS: &str = "it is for the server's records, and there are none";
 const PROCESSORS: &str = "it is for a logit processor, and there is none";

@@ -50,6 +50,8 @@ pub(super) struct Plan {
 /// What becomes of a job.
 #[derive(Debug, Clone)]
 pub(super) enum Event {
+    /// The first token comes next; so many tokens of the prompt were not computed for it.
+    Begun(usize),
     /// One more token.
     Token(Token),
     /// No more tokens.
@@ -118,6 +120,8 @@ pub(super) enum Command {
     NameVersion(String, oneshot::Sender<()>),
     Pause(PauseMode, oneshot::Sender<()>),
     Continue(oneshot::Sender<()>),
+    /// Drops what outlives its sequence.
+    Flush(oneshot::Sender<()>),
     /// Ends a request, or all.
     Abort(Option<String>),
     Stop,
@@ -131,6 +135,8 @@ pub(super) struct Status {
     pub(super) paused: bool,
     pub(super) running: usize,
     pub(super) waiting: usize,
+    /// Bytes of keys and values that have outlived their sequences.
+    pub(super) prefix_bytes: usize,
     pub(super) alive: bool,
     /// Shared: every request reads them.
     pub(super) adapters: Arc<Names>,
@@ -148,6 +154,7 @@ impl Board {
             paused: false,
             running: 0,
             waiting: 0,
+            prefix_bytes: 0,
             alive: true,
             adapters: Arc::default(),
         })))
@@ -177,6 +184,10 @@ pub(super) struct Limits {
     pub(super) max_running: usize,
     /// Bytes of keys and values of all of them together.
     pub(super) kv_memory: usize,
+    /// Tokens of a prompt that are computed between two tokens of running streams.
+    pub(super) prefill_chunk: usize,
+    /// Bytes of keys and values that may outlive their sequences.
+    pub(super) prefix_cache: usize,
     /// How later weights are loaded.
     pub(super) load: LoadOptions,
 }

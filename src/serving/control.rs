@@ -130,9 +130,12 @@ pub(super) async fn resume(served: &Served) -> Result<Response, Failure> {
         .into_response())
 }
 
-/// Empties the prefix cache: there is none yet between requests.
-pub(super) fn flush() -> Response {
-    "Cache flushed.\n".into_response()
+/// Drops the keys and values that have outlived their answers.
+pub(super) async fn flush(served: &Served) -> Result<Response, Failure> {
+    let (reply, answer) = oneshot::channel();
+    served.compute.send(Command::Flush(reply))?;
+    answer.await.map_err(|_| Failure::stopped())?;
+    Ok("Cache flushed.\n".into_response())
 }
 
 /// Ends a request, or all.

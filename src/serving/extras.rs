@@ -109,7 +109,7 @@ pub(super) fn meta_info(answer: &Answer, generation: &Generation, served: &Serve
         "finish_reason": answer.native_finish(),
         "prompt_tokens": generation.prompt.len(),
         "completion_tokens": answer.tokens.len(),
-        "cached_tokens": 0,
+        "cached_tokens": answer.cached,
         "reasoning_tokens": answer.thought,
         "weight_version": &*version,
     });
@@ -132,16 +132,18 @@ pub(super) fn metadata(generations: &[Generation], served: &Served) -> Value {
     metadata
 }
 
-/// Returns the `usage` of a request.
+/// Returns the `usage` of a request. Its prompts count once for all their answers, and so
+/// do the tokens of them that were not computed: those of the first answer.
 pub(super) fn usage(generations: &[Generation]) -> Value {
     let sum = |count: fn(&Generation) -> usize| generations.iter().map(count).sum::<usize>();
     let prompt = sum(|generation| generation.prompt.len());
     let completion = sum(Generation::completion_tokens);
+    let cached = sum(|generation| generation.answers.first().map_or(0, |answer| answer.cached));
     json!({
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": null,
+        "prompt_tokens_details": {"cached_tokens": cached},
         "reasoning_tokens": sum(Generation::thought_tokens),
     })
 }

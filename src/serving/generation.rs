@@ -13,7 +13,7 @@ use super::admission::Ticket;
 use super::answer::Answer;
 use super::compute::{Command, Compute, End, Event, Job, Plan};
 use super::failure::Failure;
-use super::metrics::Clock;
+use super::metrics::{Clock, Metrics};
 use super::text::{Part, Stops, TextStream, Think, Tools};
 
 /// Which answer something came of, and what.
@@ -45,6 +45,7 @@ pub(super) struct Generation {
     pub(super) answers: Vec<Answer>,
     events: Vec<Option<UnboundedReceiver<Event>>>,
     clocks: Vec<Clock>,
+    metrics: Arc<Metrics>,
     /// Makes room for others when it is dropped.
     _ticket: Option<Arc<Ticket>>,
 }
@@ -65,6 +66,7 @@ impl Generation {
             answers: Vec::new(),
             events: Vec::new(),
             clocks: Vec::new(),
+            metrics: compute.metrics.clone(),
             _ticket: ticket,
         };
         compute.metrics.prompt(prompt.len());
@@ -96,30 +98,49 @@ impl Generation {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<News>, Failure>> {
-        self.poll(context).map(|event| self.take(event))
+        loop {
+            let (index, event) = match self.poll(context) {
+                Poll::Ready(Some((index, Some(event)))) => (index, event),
+                Poll::Ready(Some((_, None))) => return Poll::Ready(Err(Failure::stopped())),
+                Poll::Ready(None) => return Poll::Ready(Ok(None)),
+                Poll::Pending => return Poll::Pending,
+            };
+            match self.take(index, event) {
+                Ok(Some(parts)) => return Poll::Ready(Ok(Some((index, parts)))),
+                Ok(None) => {}
+                Err(failure) => return Poll::Ready(Err(failure)),
+            }
+        }
     }
 
-    fn take(&mut self, event: Option<(usize, Option<Event>)>) -> Result<Option<News>, Failure> {
+    /// Returns the parts that came of an event; nothing if it is no news.
+    fn take(&mut self, index: usize, event: Event) -> Result<Option<Vec<Part>>, Failure> {
         match event {
-            None => Ok(None),
-            Some((index, Some(Event::Token(token)))) => {
+            Event::Begun(cached) => {
+                self.answers[index].cached = cached;
+                // Once for all answers, as the prompt is counted.
+                if index == 0 {
+                    self.metrics.cached(cached);
+                }
+                Ok(None)
+            }
+            Event::Token(token) => {
                 self.clocks[index].token();
                 let parts = self.answers[index].push(token);
                 if self.answers[index].finish.is_some() {
                     self.clocks[index].end();
                     self.events[index] = None;
                 }
-                Ok(Some((index, parts)))
+                Ok(Some(parts))
             }
-            Some((index, Some(Event::End(end)))) => {
+            Event::End(end) => {
                 self.events[index] = None;
                 if end != End::Abort {
                     self.clocks[index].end();
                 }
-                Ok(Some((index, self.answers[index].end(end))))
+                Ok(Some(self.answers[index].end(end)))
             }
-            Some((_, Some(Event::Failed(failure)))) => Err(failure),
-            Some((_, None)) => Err(Failure::stopped()),
+            Event::Failed(failure) => Err(failure),
         }
     }
 

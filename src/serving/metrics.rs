@@ -34,6 +34,7 @@ pub(super) struct Metrics {
     answers: AtomicU64,
     aborted: AtomicU64,
     prompt_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
     generated_tokens: AtomicU64,
     times: Mutex<Times>,
 }
@@ -58,6 +59,7 @@ impl Metrics {
             answers: AtomicU64::new(0),
             aborted: AtomicU64::new(0),
             prompt_tokens: AtomicU64::new(0),
+            cached_tokens: AtomicU64::new(0),
             generated_tokens: AtomicU64::new(0),
             times: Mutex::new(times),
         }
@@ -66,6 +68,11 @@ impl Metrics {
     /// Counts the prompt of a request, once for all its answers, as `usage` does.
     pub(super) fn prompt(&self, tokens: usize) {
         self.prompt_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+    }
+
+    /// Counts tokens of such a prompt that were there already.
+    pub(super) fn cached(&self, tokens: usize) {
+        self.cached_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
     fn times(&self) -> MutexGuard<'_, Times> {
@@ -92,6 +99,7 @@ impl Metrics {
             ("num_requests_total", "Answers asked for.", &self.answers),
             ("num_aborted_requests_total", "Answers that were cut off.", &self.aborted),
             ("prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens),
+            ("cached_tokens_total", "Those that were there already.", &self.cached_tokens),
             ("generation_tokens_total", "Tokens generated.", &self.generated_tokens),
         ] {
             let name = format!("sglang:{name}");

@@ -52,6 +52,9 @@ pub(super) struct Served {
     pub(super) max_waiting: usize,
     /// Bytes of keys and values of all answers together.
     pub(super) kv_memory: usize,
+    pub(super) prefill_chunk: usize,
+    /// Bytes of keys and values that may outlive their answers.
+    pub(super) prefix_cache: usize,
     pub(super) dtype: &'static str,
     pub(super) seeds: AtomicU64,
 }
@@ -234,11 +237,14 @@ async fn server_info(State(served): Shared) -> Json<Value> {
         "max_running_requests": served.max_running,
         "max_queued_requests": served.max_waiting,
         "kv_memory": served.kv_memory,
+        "prefix_cache": served.prefix_cache,
+        "chunked_prefill_size": served.prefill_chunk,
         "context_length": served.config.max_position_embeddings,
         "weight_version": &*status.version,
         "internal_states": [{
             "running": status.running,
             "waiting": status.waiting,
+            "prefix_bytes": status.prefix_bytes,
             "paused": status.paused,
         }],
     }))
@@ -317,8 +323,8 @@ async fn resume(State(served): Shared) -> Result<Response, Failure> {
     control::resume(&served).await
 }
 
-async fn flush() -> Response {
-    control::flush()
+async fn flush(State(served): Shared) -> Result<Response, Failure> {
+    control::flush(&served).await
 }
 
 async fn abort(State(served): Shared, body: Bytes) -> Result<Response, Failure> {

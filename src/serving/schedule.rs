@@ -6,32 +6,40 @@
 //! values of old weights never meet new ones, and no stream breaks.
 
 mod memory;
+mod prefixes;
+mod scoring;
+mod step;
+#[cfg(test)]
+mod trial;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use crate::model::sampler::top_log_probs;
-use crate::model::{Cache, Error, Model, Sampler};
+use crate::model::{Cache, Model, Sampler};
 use crate::wire::sglang::PauseMode;
 
-use super::adapters::{AdapterId, Shelf};
-use super::compute::{Board, Command, End, Event, Job, Limits, ScoreJob, Scores, Token, Update};
+use super::adapters::Shelf;
+use super::compute::{Board, Command, End, Event, Job, Limits, ScoreJob, Update};
 use super::failure::Failure;
 use super::shape::same_shape;
 
-/// Tokens that are fed in one step, unless one prompt alone has more.
-const FED_AT_ONCE: usize = 4096;
-/// Sequences that are scored between two tokens of the running ones.
-const SCORED_AT_ONCE: usize = 16;
+use prefixes::Prefixes;
+use scoring::Batch;
 
 struct Sequence {
     job: Job,
     ids: Vec<i64>,
     cache: Cache,
     sampler: Sampler,
+    /// Tokens that the next pass feeds it.
+    fed: usize,
+    /// Whether another is computing what it begins with.
+    waits: bool,
+    /// Tokens of its prompt that were not computed for it.
+    cached: usize,
 }
 
 impl Sequence {
@@ -41,6 +49,14 @@ impl Sequence {
 
     fn missing(&self) -> usize {
         self.ids.len() - self.cache.len()
+    }
+
+    /// Takes its cache away: what that held will be fed once more.
+    fn forget(&mut self, empty: Cache) {
+        self.cache = empty;
+        if self.generated() == 0 {
+            self.cached = 0;
+        }
     }
 
     fn tell(&self, event: Event) {
@@ -60,6 +76,10 @@ pub(super) struct Scheduler {
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
     scores: VecDeque<ScoreJob>,
+    /// What is being scored.
+    scoring: Option<Batch>,
+    /// Of sequences that have ended, and of the beginnings of others.
+    prefixes: Prefixes,
 }
 
 impl Scheduler {
@@ -68,21 +88,21 @@ impl Scheduler {
             model,
             shelf: Shelf::default(),
             version: board.read().version,
+            prefixes: Prefixes::new(limits.prefix_cache),
             limits,
             board,
             paused: false,
             waiting: VecDeque::new(),
             running: Vec::new(),
             scores: VecDeque::new(),
+            scoring: None,
         }
     }
 
     /// Works until it is told to stop, or nobody is left to tell it.
     pub(super) fn run(mut self, inbox: &Receiver<Command>) {
         loop {
-            let work =
-                !(self.waiting.is_empty() && self.running.is_empty() && self.scores.is_empty());
-            if self.paused || !work {
+            if self.paused || !self.has_work() {
                 let Ok(command) = inbox.recv() else {
                     return;
                 };
@@ -105,16 +125,24 @@ impl Scheduler {
         }
     }
 
+    fn has_work(&self) -> bool {
+        let sequences = !(self.waiting.is_empty() && self.running.is_empty());
+        sequences || self.scoring.is_some() || !self.scores.is_empty()
+    }
+
     fn publish(&mut self) {
         let (waiting, running, scores) = (&self.waiting, &self.running, &self.scores);
+        let scoring = self.scoring.as_ref().and_then(|batch| batch.adapter);
         self.shelf.tidy(|id| {
             let mut sequences = waiting.iter().chain(running);
             sequences.any(|sequence| sequence.job.adapter == Some(id))
                 || scores.iter().any(|job| job.adapter == Some(id))
+                || scoring == Some(id)
         });
         self.board.change(|status| {
             status.running = self.running.len();
             status.waiting = self.waiting.len() + self.scores.len();
+            status.prefix_bytes = self.prefixes.bytes();
         });
     }
 
@@ -133,6 +161,7 @@ impl Scheduler {
             }
             Command::Unload(unload) => {
                 let gone = self.shelf.unload(&unload.name);
+                self.prefixes.retain(|id| self.shelf.has(id));
                 self.publish_adapters();
                 let _ = unload.reply.send(gone);
             }
@@ -148,6 +177,10 @@ impl Scheduler {
             }
             Command::Continue(reply) => {
                 self.set_paused(false);
+                let _ = reply.send(());
+            }
+            Command::Flush(reply) => {
+                self.prefixes.clear();
                 let _ = reply.send(());
             }
             Command::Abort(rid) => self.abort(rid.as_deref()),
@@ -175,7 +208,9 @@ impl Scheduler {
             Ok(sampler) => {
                 let ids = job.prompt.to_vec();
                 let cache = self.model.cache();
-                self.waiting.push_back(Sequence { job, ids, cache, sampler });
+                let (fed, waits, cached) = (0, false, 0);
+                let sequence = Sequence { job, ids, cache, sampler, fed, waits, cached };
+                self.waiting.push_back(sequence);
             }
             Err(error) => {
                 let _ = job.events.send(Event::Failed(Failure::bad(error.to_string())));
@@ -200,7 +235,7 @@ impl Scheduler {
     /// Puts running sequences back in front of the queue, without caches.
     fn retract(&mut self) {
         for mut sequence in self.running.drain(..).rev() {
-            sequence.cache = self.model.cache();
+            sequence.forget(self.model.cache());
             self.waiting.push_front(sequence);
         }
     }
@@ -231,8 +266,10 @@ impl Scheduler {
             self.retract();
             // A paused sequence may wait with a cache of the old weights.
             for sequence in &mut self.waiting {
-                sequence.cache = self.model.cache();
+                sequence.forget(self.model.cache());
             }
+            self.prefixes.clear();
+            self.scoring.iter_mut().for_each(Batch::begin_again);
             if let Some(version) = version {
                 self.version = version.into();
             }
@@ -254,145 +291,24 @@ impl Scheduler {
         Ok(model)
     }
 
-    fn score(&mut self) {
-        let count = self.scores.len().min(SCORED_AT_ONCE);
-        let jobs: Vec<_> =
-            self.scores.drain(..count).filter(|job| !job.reply.is_closed()).collect();
-        let mut by_adapter: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for job in jobs {
-            by_adapter.entry(job.adapter).or_default().push(job);
-        }
-        by_adapter.into_iter().for_each(|(adapter, jobs)| self.score_with(adapter, jobs));
-    }
-
-    fn score_with(&self, adapter: Option<AdapterId>, jobs: Vec<ScoreJob>) {
-        let version = self.shelf.version(adapter, &self.version);
-        let model = self.shelf.model(adapter, &self.model);
-        let requests: Vec<_> = jobs.iter().map(|job| job.request.clone()).collect();
-        let scored = catch_unwind(AssertUnwindSafe(|| model.map(|model| model.score(&requests))));
-        match scored {
-            Ok(Some(scored)) => {
-                for (job, scored) in jobs.into_iter().zip(scored) {
-                    let _ = job.reply.send(Ok(Scores { scored, version: version.clone() }));
-                }
-            }
-            Ok(None) | Err(_) => {
-                for job in jobs {
-                    let _ = job.reply.send(Err(Failure::internal("scoring failed")));
-                }
-            }
-        }
-    }
-
-    /// Lets waiting sequences join, as far as the step and the memory stay bounded.
+    /// Lets waiting sequences join, as far as their number and the memory stay bounded.
     fn admit(&mut self) {
         self.waiting.retain(|sequence| !sequence.job.events.is_closed());
-        self.running.retain(|sequence| !sequence.job.events.is_closed());
+        // A stop string ends an answer where its text is made: its receiver is gone then.
+        for sequence in self.running.extract_if(.., |sequence| sequence.job.events.is_closed()) {
+            let Sequence { job, ids, cache, .. } = &sequence;
+            if job.adapter.is_none_or(|id| self.shelf.has(id)) {
+                self.prefixes.keep(job.adapter, ids, cache);
+            }
+        }
         let mut held = self.make_room();
-        let mut fed: usize = self.running.iter().map(Sequence::missing).sum();
         while self.running.len() < self.limits.max_running
             && let Some(next) = self.waiting.front()
-            && (fed == 0 || fed + next.missing() <= FED_AT_ONCE)
             && self.fits(held, next)
             && let Some(next) = self.waiting.pop_front()
         {
-            fed += next.missing();
             held += self.kv_bytes(&next);
             self.running.push(next);
         }
     }
-
-    /// Gives every running sequence its next token: one pass for each adapter in use,
-    /// and one for the model alone.
-    fn step(&mut self) {
-        let worn: BTreeSet<_> = self.running.iter().map(|sequence| sequence.job.adapter).collect();
-        worn.into_iter().for_each(|adapter| self.step_with(adapter));
-    }
-
-    fn step_with(&mut self, adapter: Option<AdapterId>) {
-        // Who uses an adapter keeps it there.
-        let Some(model) = self.shelf.model(adapter, &self.model) else { return };
-        let running = &mut self.running;
-        let meant = |sequence: &Sequence| sequence.job.adapter == adapter;
-        let computed = catch_unwind(AssertUnwindSafe(|| {
-            let mut batch: Vec<(&[i64], &mut Cache)> = running
-                .iter_mut()
-                .filter(|sequence| meant(sequence))
-                .map(|Sequence { ids, cache, .. }| (&ids[cache.len()..], cache))
-                .collect();
-            rows(&model.step(&mut batch))
-        }));
-        let Ok(Ok(rows)) = computed else {
-            let failure = Failure::internal("the forward pass failed");
-            tracing::error!("the forward pass failed; its requests are ended");
-            for sequence in self.running.extract_if(.., |sequence| meant(sequence)) {
-                sequence.tell(Event::Failed(failure.clone()));
-            }
-            return;
-        };
-        let version = self.shelf.version(adapter, &self.version);
-        let mut row = rows.iter();
-        self.running.retain_mut(|sequence| match meant(sequence).then(|| row.next()) {
-            Some(Some(logits)) => goes_on(sequence, logits, &version),
-            Some(None) => false,
-            None => true,
-        });
-    }
-}
-
-/// Samples a sequence's next token from its logits; false ends the sequence.
-fn goes_on(sequence: &mut Sequence, logits: &[f32], version: &Arc<str>) -> bool {
-    let token = match sample(sequence, logits, version) {
-        Ok(token) => token,
-        Err(error) => {
-            sequence.tell(Event::Failed(Failure::internal(error.to_string())));
-            return false;
-        }
-    };
-    let id = token.id;
-    sequence.ids.push(i64::from(id));
-    sequence.tell(Event::Token(token));
-    let plan = &sequence.job.plan;
-    let end = if plan.stop_ids.contains(&id) {
-        End::Stop(id)
-    } else if sequence.generated() >= plan.max_new {
-        End::Length
-    } else {
-        return true;
-    };
-    sequence.tell(Event::End(end));
-    false
-}
-
-fn sample(sequence: &mut Sequence, logits: &[f32], version: &Arc<str>) -> Result<Token, Error> {
-    let sampled = sequence.sampler.sample(logits)?;
-    let plan = &sequence.job.plan;
-    let temperature = match plan.sampling.temperature {
-        0.0 => 1.0,
-        temperature => temperature,
-    };
-    // All log-probs of a row differ by what their logits differ by.
-    let own = logits.get(sampled.id as usize).copied().unwrap_or_default();
-    let at = |id: i64| {
-        let logit = usize::try_from(id).ok().and_then(|id| logits.get(id));
-        logit.map(|logit| (id, sampled.log_prob + (logit - own) / temperature))
-    };
-    let top = match plan.top {
-        0 => Vec::new(),
-        count => top_log_probs(logits, count, temperature)?,
-    };
-    Ok(Token {
-        id: sampled.id,
-        log_prob: sampled.log_prob,
-        top,
-        chosen: plan.chosen.iter().filter_map(|id| at(*id)).collect(),
-        version: version.clone(),
-    })
-}
-
-/// Copies the rows of a matrix out of libtorch.
-fn rows(logits: &tch::Tensor) -> Result<Vec<Vec<f32>>, tch::TchError> {
-    let width = logits.size2()?.1 as usize;
-    let flat: Vec<f32> = Vec::try_from(logits.f_reshape([-1])?)?;
-    Ok(flat.chunks(width.max(1)).map(<[f32]>::to_vec).collect())
 }

@@ -38,6 +38,8 @@ mod with_torch {
         assert!(stderr.contains("hint: give a key by `--key-file`"), "{stderr}");
         assert!(refused(&["--dtype", "int4"], 2).contains("int4"));
         assert!(refused(&["--device", "gpu"], 2).contains("wanted cpu or cuda:N"));
+        assert!(refused(&["--prefill-chunk", "0"], 2).contains("0 is not in 1..=1000000"));
+        assert!(refused(&["--prefix-cache", "1 sack"], 2).contains("no unit `sack`"));
         let listen = ["--listen", "127.0.0.1:0"];
         let absent = refused(&[&listen[..], &["--device", "cuda:99"]].concat(), 2);
         assert!(absent.starts_with("oclaw engine: device Cuda(99) is not available"), "{absent}");

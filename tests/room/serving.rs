@@ -8,6 +8,7 @@ mod completion;
 mod control;
 mod members;
 mod metrics;
+mod prefixes;
 mod thoughts;
 
 use std::path::{Path, PathBuf};

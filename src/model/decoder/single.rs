@@ -245,3 +245,47 @@ impl Decoder {
         Some(turns)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::model::{Adapter, Dtype, LoadOptions, Lora, Model, Targets};
+
+    fn load(name: &str, dtype: Dtype) -> Model {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models").join(name);
+        Model::load(&folder, &LoadOptions { dtype: Some(dtype), ..Default::default() }).unwrap()
+    }
+
+    fn is_taken(model: &Model, tokens: &[&[i64]]) -> bool {
+        let mut caches: Vec<_> = tokens.iter().map(|_| model.cache()).collect();
+        let mut batch: Vec<_> = tokens.iter().copied().zip(&mut caches).collect();
+        let taken = model.decoder.single(&mut batch).is_some();
+        assert!(caches.iter().all(|cache| cache.len() == usize::from(taken)));
+        taken
+    }
+
+    /// What is slower is no other number: nobody would see that nothing is taken.
+    #[test]
+    fn a_token_each_is_taken_of_every_family_and_type() {
+        for name in ["tiny-llama", "tiny-qwen2", "tiny-qwen3"] {
+            for dtype in [Dtype::F32, Dtype::Bf16] {
+                assert!(is_taken(&load(name, dtype), &[&[5], &[6]]), "{name} {dtype}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_it_cannot_do_is_left_as_it_is() {
+        let model = load("tiny-qwen3", Dtype::F32);
+        let one: &[i64] = &[5];
+        assert!(is_taken(&model, &[one; 16]));
+        assert!(!is_taken(&model, &[one; 17]));
+        assert!(!is_taken(&model, &[one, &[5, 6]]));
+        assert!(!is_taken(&model, &[]));
+        let lora = Lora { rank: 2, alpha: 4.0, targets: Targets::ALL };
+        let adapter = Adapter::new(&model.config, lora, 0, Device::Cpu);
+        assert!(!is_taken(&model.with_adapter(adapter).unwrap(), &[one]));
+    }
+}

@@ -17,7 +17,8 @@ impl Scheduler {
     }
 
     /// Puts the newest running sequences back in front of the queue until the others fit.
-    /// What they lose is computed again later. Returns the bytes that are held.
+    /// What they lose is computed again later, but for what the memory of beginnings holds
+    /// of it, which is apart. Returns the bytes that are held.
     pub(super) fn make_room(&mut self) -> usize {
         let mut held = self.running.iter().map(|sequence| self.kv_bytes(sequence)).sum::<usize>();
         while held > self.limits.kv_memory
@@ -25,7 +26,11 @@ impl Scheduler {
             && let Some(mut newest) = self.running.pop()
         {
             held -= self.kv_bytes(&newest);
-            newest.cache = self.model.cache();
+            let adapter = newest.job.adapter;
+            if adapter.is_none_or(|id| self.shelf.has(id)) {
+                self.prefixes.keep(adapter, &newest.ids, &newest.cache);
+            }
+            newest.forget(self.model.cache());
             self.waiting.push_front(newest);
         }
         held
@@ -34,34 +39,17 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-
-    use crate::model::{LoadOptions, Model, SamplingParams};
-    use crate::serving::compute::{Board, Event, Job, Limits, Plan};
+    use crate::serving::schedule::trial;
 
     use super::*;
 
-    /// A scheduler of the tiny model with room for so many tokens of one sequence.
+    /// A scheduler with room for so many tokens of one sequence.
     fn scheduler(tokens: usize) -> Scheduler {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny-qwen3");
-        let load = LoadOptions::default();
-        let model = Model::load(&folder, &load).unwrap();
-        let kv_memory = Cache::bytes_of(&model.config, tokens);
-        assert_eq!(Cache::tokens_in(&model.config, kv_memory), tokens);
-        assert_eq!(Cache::tokens_in(&model.config, kv_memory - 1), tokens - 256);
-        let limits = Limits { max_running: 16, kv_memory, load };
-        Scheduler::new(model, limits, Board::new("0".to_owned(), folder))
-    }
-
-    fn queue(scheduler: &mut Scheduler, rid: &str, prompt: usize) -> UnboundedReceiver<Event> {
-        let (events, told) = unbounded_channel();
-        let sampling = SamplingParams { temperature: 0.0, ..Default::default() };
-        let plan = Plan { sampling, max_new: 200, stop_ids: vec![], top: 0, chosen: vec![] };
-        let prompt = vec![5_i64; prompt].into();
-        scheduler.queue(Job { rid: rid.into(), prompt, adapter: None, plan, events });
-        told
+        let scheduler = trial::scheduler(tokens, 256, 0);
+        let (config, bytes) = (&scheduler.model.config, scheduler.limits.kv_memory);
+        assert_eq!(Cache::tokens_in(config, bytes), tokens);
+        assert_eq!(Cache::tokens_in(config, bytes - 1), tokens - 256);
+        scheduler
     }
 
     fn rid(sequence: &Sequence) -> &str {
@@ -80,9 +68,10 @@ mod tests {
     fn what_does_not_fit_waits_and_what_outgrows_the_memory_waits_again() {
         let mut scheduler = scheduler(3 * 256);
         let limit = scheduler.limits.kv_memory;
-        let mut told: Vec<_> = [("a", 255), ("b", 256), ("c", 257), ("d", 5)]
+        // No two begin alike.
+        let mut told: Vec<_> = [("a", 255, 5), ("b", 256, 6), ("c", 257, 7), ("d", 5, 8)]
             .into_iter()
-            .map(|(rid, prompt)| queue(&mut scheduler, rid, prompt))
+            .map(|(rid, count, id)| trial::queue(&mut scheduler, rid, &vec![id; count], 200))
             .collect();
         scheduler.admit();
         scheduler.step();
@@ -100,10 +89,6 @@ mod tests {
         scheduler.admit();
         scheduler.step();
         assert_eq!(standing(&scheduler), (vec!["b"], vec!["c", "d"], limit / 3 * 2));
-        let mut tokens = 0;
-        while let Ok(Event::Token(_)) = told[0].try_recv() {
-            tokens += 1;
-        }
-        assert_eq!(tokens, 3);
+        assert_eq!(trial::told(&mut told[0]).1.len(), 3);
     }
 }

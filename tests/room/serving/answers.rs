@@ -76,7 +76,7 @@ fn meta() -> Value {
 fn usage() -> Value {
     json!({
         "prompt_tokens": "int", "completion_tokens": "int", "total_tokens": "int",
-        "prompt_tokens_details": "null", "reasoning_tokens": "int",
+        "prompt_tokens_details": {"cached_tokens": "int"}, "reasoning_tokens": "int",
     })
 }
 
@@ -277,8 +277,11 @@ async fn what_is_asked_about_the_engine_has_these_fields() {
     let server = json!({
         "version": "string", "model_path": "string", "served_model_name": "string",
         "dtype": "string", "max_running_requests": "int", "max_queued_requests": "int",
-        "kv_memory": "int", "context_length": "int", "weight_version": "string",
-        "internal_states": [{"running": "int", "waiting": "int", "paused": "bool"}],
+        "kv_memory": "int", "prefix_cache": "int", "chunked_prefill_size": "int",
+        "context_length": "int", "weight_version": "string",
+        "internal_states": [{
+            "running": "int", "waiting": "int", "prefix_bytes": "int", "paused": "bool",
+        }],
     });
     let models = json!({"object": "string", "data": [{
         "id": "string", "object": "string", "created": "int", "owned_by": "string",
