@@ -141,7 +141,9 @@ impl Scheduler {
         });
         self.board.change(|status| {
             status.running = self.running.len();
-            status.waiting = self.waiting.len() + self.scores.len();
+            // Who is being scored waits for the next piece.
+            let scoring = self.scoring.as_ref().map_or(0, Batch::count);
+            status.waiting = self.waiting.len() + self.scores.len() + scoring;
             status.prefix_bytes = self.prefixes.bytes();
         });
     }
@@ -150,7 +152,7 @@ impl Scheduler {
     fn take(&mut self, command: Command) -> bool {
         match command {
             Command::Generate(jobs) => jobs.into_iter().for_each(|job| self.queue(job)),
-            Command::Score(job) => self.scores.push_back(job),
+            Command::Score(job) => self.queue_score(job),
             Command::Update(update) => self.update(update),
             Command::Load(load) => {
                 let loads = || self.shelf.load(&load.name, load.folder, &self.model);

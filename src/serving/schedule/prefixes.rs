@@ -7,6 +7,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::model::{Cache, Piece};
@@ -82,10 +83,17 @@ impl Prefixes {
             let key = Key { adapter, before, ids: part.into() };
             let Some(block) = self.touch(&key, place) else { return };
             before = block.number;
-            if cache.len() == place * BLOCK {
+            if cache.len() != place * BLOCK {
+                continue;
+            }
+            let put = || {
                 // For all of it at once: each growth copies what is there.
                 cache.make_room(ids.len());
                 cache.append(&block.piece);
+            };
+            // Without memory for a copy it is computed like any other, or fails there.
+            if catch_unwind(AssertUnwindSafe(put)).is_err() {
+                return;
             }
         }
     }
@@ -132,9 +140,11 @@ impl Prefixes {
             let gone = self.blocks.remove(&*key);
             self.bytes -= gone.map_or(0, |block| block.bytes());
         }
+        let piece = || cache.piece(place * BLOCK..(place + 1) * BLOCK);
+        // Without memory for a copy nothing is kept, which harms nobody.
+        let piece = catch_unwind(AssertUnwindSafe(piece)).ok()?;
         self.newest += 1;
         let (number, age) = (self.newest, (self.clock, Reverse(place)));
-        let piece = cache.piece(place * BLOCK..(place + 1) * BLOCK);
         let block = Block { number, age, piece };
         self.bytes += block.bytes();
         let key = Arc::new(key);
@@ -222,6 +232,19 @@ mod tests {
         assert_eq!(uneven.len(), 70);
         prefixes.clear();
         assert_eq!((known(&mut prefixes, &model, None, &ids), prefixes.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_copied_is_left_to_be_computed() {
+        let mut model = trial::model();
+        let ids = tokens(130, 1);
+        let mut prefixes = Prefixes::new(1 << 30);
+        prefixes.keep(None, &ids, &fed(&model, &ids));
+        // A copy fails for its form here, and otherwise where there is no memory for it.
+        model.config.num_key_value_heads += 1;
+        assert_eq!(known(&mut prefixes, &model, None, &ids), 0);
+        model.config.num_key_value_heads -= 1;
+        assert_eq!(known(&mut prefixes, &model, None, &ids), 128);
     }
 
     #[test]

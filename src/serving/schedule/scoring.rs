@@ -26,6 +26,11 @@ impl Batch {
         Self { adapter, jobs, scoring }
     }
 
+    /// Returns how many sequences there are.
+    pub(super) fn count(&self) -> usize {
+        self.jobs.len()
+    }
+
     /// Begins again: what old weights have computed counts no more.
     pub(super) fn begin_again(&mut self) {
         self.scoring = begin(&self.jobs);
@@ -37,6 +42,16 @@ fn begin(jobs: &[ScoreJob]) -> Scoring {
 }
 
 impl Scheduler {
+    /// Lets a sequence wait for its score.
+    pub(super) fn queue_score(&mut self, job: ScoreJob) {
+        if self.shelf.model(job.adapter, &self.model).is_some() {
+            self.scores.push_back(job);
+            return;
+        }
+        let failure = Failure::bad("the adapter was unloaded meanwhile");
+        let _ = job.reply.send(Err(failure));
+    }
+
     /// Does the next piece of what is to be scored.
     pub(super) fn score(&mut self) {
         let begun = self.scoring.take();
@@ -101,16 +116,20 @@ mod tests {
         let mut answers = Vec::new();
         for request in [long, short] {
             let (reply, answer) = oneshot::channel();
-            scheduler.scores.push_back(ScoreJob { request, adapter: None, reply });
+            scheduler.queue_score(ScoreJob { request, adapter: None, reply });
             answers.push(answer);
         }
         let mut pieces = 0;
         loop {
             scheduler.score();
             pieces += 1;
+            scheduler.publish();
+            let waiting = scheduler.board.read().waiting;
             if scheduler.scoring.is_none() {
+                assert_eq!(waiting, 0);
                 break;
             }
+            assert_eq!(waiting, 2, "who is being scored waits for the next piece");
             // In the middle everything begins again.
             if pieces == 2 {
                 scheduler.scoring.iter_mut().for_each(Batch::begin_again);
@@ -123,5 +142,15 @@ mod tests {
             .map(|answer| answer.blocking_recv().unwrap().unwrap().scored)
             .collect();
         assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn a_score_by_an_adapter_that_is_gone_is_refused_as_an_answer_is() {
+        let mut scheduler = trial::scheduler(trial::LARGE, 16, 0);
+        let (reply, answer) = oneshot::channel();
+        let request = Score { ids: vec![1, 2, 3], start: 1, ..Default::default() };
+        scheduler.queue_score(ScoreJob { request, adapter: Some(1), reply });
+        let refused = answer.blocking_recv().unwrap().unwrap_err();
+        assert_eq!(refused, Failure::bad("the adapter was unloaded meanwhile"));
     }
 }

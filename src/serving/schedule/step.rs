@@ -46,9 +46,12 @@ impl Scheduler {
             }
             sequence.waits = false;
             if let Some((other, shared)) = likest(earlier, sequence) {
-                match other.cache.len() < shared {
-                    true => sequence.waits = shared >= sequence.cache.len() + LEAST_SHARED,
-                    false => sequence.cache.catch_up(&other.cache, shared),
+                if other.cache.len() < shared {
+                    sequence.waits = shared >= sequence.cache.len() + LEAST_SHARED;
+                } else {
+                    let copy = || sequence.cache.catch_up(&other.cache, shared);
+                    // Without memory for a copy it is computed like any other, or fails there.
+                    let _ = catch_unwind(AssertUnwindSafe(copy));
                 }
             }
             if sequence.generated() == 0 {
@@ -70,13 +73,8 @@ impl Scheduler {
         let mut left = tokens;
         for sequence in &mut self.running {
             let missing = sequence.missing();
-            let fed = if missing > 1 && !sequence.waits { missing.min(left) } else { 0 };
-            if fed > 0 {
-                // At once, for each growth copies what is there.
-                sequence.cache.make_room(sequence.ids.len());
-            }
-            sequence.fed = fed;
-            left -= fed;
+            sequence.fed = if missing > 1 && !sequence.waits { missing.min(left) } else { 0 };
+            left -= sequence.fed;
         }
     }
 
@@ -97,6 +95,8 @@ impl Scheduler {
                 .iter_mut()
                 .filter(|sequence| meant(sequence))
                 .map(|Sequence { ids, cache, fed, .. }| {
+                    // At once, for each growth copies what is there.
+                    cache.make_room(ids.len());
                     let start = cache.len();
                     (&ids[start..start + *fed], cache)
                 })
@@ -147,7 +147,12 @@ fn likest<'a>(earlier: &'a [Sequence], sequence: &Sequence) -> Option<(&'a Seque
     let mut least = LEAST_SHARED.max(sequence.cache.len() + 1);
     for other in earlier.iter().filter(|other| other.job.adapter == sequence.job.adapter) {
         let there = if other.missing() > 1 { other.ids.len() } else { other.cache.len() };
-        let both = other.ids[..there].iter().zip(&sequence.ids[..most]);
+        let there = there.min(most);
+        // Most of those with one beginning are told apart here, without going through it.
+        if there < least || other.ids[least - 1] != sequence.ids[least - 1] {
+            continue;
+        }
+        let both = other.ids[..there].iter().zip(&sequence.ids);
         let shared = both.take_while(|(left, right)| left == right).count();
         if shared >= least {
             (likest, least) = (Some((other, shared)), shared + 1);
@@ -214,8 +219,10 @@ fn sample(sequence: &mut Sequence, logits: &[f32], version: &Arc<str>) -> Result
 
 #[cfg(test)]
 mod tests {
-    use crate::serving::compute::Token;
-    use crate::serving::schedule::trial;
+    use tokio::sync::oneshot;
+
+    use crate::serving::compute::{Token, Update};
+    use crate::serving::schedule::{Scheduler, trial};
 
     fn tokens(count: i64, start: i64) -> Vec<i64> {
         (0..count).map(|place| (place * 11 + start) % 1000).collect()
@@ -283,6 +290,70 @@ mod tests {
         // Nothing is kept of those that have ended.
         assert_eq!(alone.0, Some(0));
         alike(&third.1, &alone.1);
+    }
+
+    /// Gives so many steps; returns how many tokens each running sequence has computed.
+    fn steps(scheduler: &mut Scheduler, count: usize) -> Vec<usize> {
+        for _ in 0..count {
+            scheduler.admit();
+            scheduler.step();
+        }
+        scheduler.running.iter().map(|sequence| sequence.cache.len()).collect()
+    }
+
+    #[test]
+    fn who_waited_for_one_that_is_aborted_computes_it() {
+        let prompt = tokens(60, 3);
+        // A token at a time, as long as the stream goes on.
+        let mut scheduler = trial::scheduler(trial::LARGE, 1, 0);
+        let _stream = trial::queue(&mut scheduler, "stream", &tokens(3, 1), 50);
+        assert_eq!(steps(&mut scheduler, 1), [3]);
+        let [mut first, mut second, mut third] =
+            ["first", "second", "third"].map(|rid| trial::queue(&mut scheduler, rid, &prompt, 6));
+        assert_eq!(steps(&mut scheduler, 10), [13, 10, 0, 0]);
+        scheduler.abort(Some("first"));
+        assert_eq!(steps(&mut scheduler, 5), [18, 5, 0]);
+        trial::finish(&mut scheduler);
+        assert_eq!(trial::told(&mut first), (None, vec![]));
+        let (second, third) = (trial::told(&mut second), trial::told(&mut third));
+        assert_eq!((second.0, third.0), (Some(0), Some(59)));
+        let mut alone = trial::queue(&mut scheduler, "alone", &prompt, 6);
+        trial::finish(&mut scheduler);
+        let alone = trial::told(&mut alone).1;
+        alike(&second.1, &alone);
+        alike(&third.1, &alone);
+    }
+
+    #[test]
+    fn weights_that_come_in_the_middle_of_a_prompt_compute_all_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        trial::write_other(folder.path());
+        let prompt = tokens(100, 2);
+        let mut scheduler = trial::scheduler(trial::LARGE, 8, 1 << 26);
+        let mut stream = trial::queue(&mut scheduler, "stream", &tokens(3, 1), 30);
+        assert_eq!(steps(&mut scheduler, 1), [3]);
+        let [mut first, mut second] =
+            ["first", "second"].map(|rid| trial::queue(&mut scheduler, rid, &prompt, 6));
+        assert_eq!(steps(&mut scheduler, 4), [7, 32, 0]);
+        let (reply, carried) = oneshot::channel();
+        let (folder, version) = (folder.path().to_owned(), Some("1".to_owned()));
+        scheduler.update(Update { folder, version, abort: false, reply });
+        assert_eq!(carried.blocking_recv().unwrap(), Ok(3));
+        trial::finish(&mut scheduler);
+        let old = |tokens: &[Token]| tokens.iter().filter(|token| &*token.version == "0").count();
+        let (first, second) = (trial::told(&mut first), trial::told(&mut second));
+        assert_eq!((first.0, second.0), (Some(0), Some(99)));
+        assert_eq!((old(&first.1), old(&second.1)), (0, 0));
+        let stream = trial::told(&mut stream).1;
+        assert_eq!((old(&stream), stream.len()), (5, 30));
+        // A run of the new weights that nothing came before has the same numbers.
+        scheduler.prefixes.clear();
+        let mut alone = trial::queue(&mut scheduler, "alone", &prompt, 6);
+        trial::finish(&mut scheduler);
+        let (cached, alone) = trial::told(&mut alone);
+        assert_eq!(cached, Some(0));
+        alike(&first.1, &alone);
+        alike(&second.1, &alone);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A scheduler of the tiny model, to be led by the hand.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -18,6 +18,22 @@ pub(super) fn folder() -> PathBuf {
 
 pub(super) fn model() -> Model {
     Model::load(&folder(), &LoadOptions::default()).unwrap()
+}
+
+/// Writes the same model with other weights into a folder.
+pub(super) fn write_other(into: &Path) {
+    for entry in std::fs::read_dir(folder()).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), into.join(entry.file_name())).unwrap();
+    }
+    let file = into.join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    for weight in bytes[8 + header..].chunks_exact_mut(4) {
+        let value = f32::from_le_bytes((*weight).try_into().unwrap());
+        weight.copy_from_slice(&(value * 1.03).to_le_bytes());
+    }
+    std::fs::write(&file, bytes).unwrap();
 }
 
 /// Returns a scheduler with room for so many tokens of one sequence, with pieces of so many
