@@ -114,16 +114,13 @@ fn look(
 
 /// Looks whether the estimator has what it stands on.
 fn stages(setup: &Setup, findings: &mut Vec<Finding>) {
-    let [made, trained] =
-        ["advantage", "train"].map(|name| setup.value(name, "estimator").unwrap_or_default());
-    let (advantage, train) = (setup.runs("advantage"), setup.runs("train"));
-    if advantage && train && made != trained {
+    // Nothing is known of a stage whose settings are faulty: that is told already.
+    let [made, trained] = ["advantage", "train"].map(|name| setup.value(name, "estimator"));
+    let Some(trained) = trained.filter(|_| setup.runs("train")) else { return };
+    if let Some(made) = made.filter(|made| setup.runs("advantage") && *made != trained) {
         let found = format!("`advantage` has `{made}`, `train` has `{trained}`");
         let finding = Finding::warn("estimator", "[train]", found);
         findings.push(finding.remedy("`train` decides: write the same in both"));
-    }
-    if !train {
-        return;
     }
     // That nobody who teaches is left out is held by the loop's own reading of the file.
     let topk = setup.value("teacher-lp", "topk").is_some_and(|topk| topk != "0");

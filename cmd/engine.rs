@@ -82,9 +82,13 @@ pub(crate) struct Args {
     /// Memory for keys and values that later requests may begin with; 0 keeps none
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = units::bytes)]
     prefix_cache: usize,
-    /// Version of the weights at the start
-    #[arg(long, value_name = "VERSION", default_value = "0")]
-    weight_version: String,
+    /// Version of the weights at the start [default: 0]
+    #[arg(long, value_name = "VERSION")]
+    weight_version: Option<String>,
+    /// Folder of policies: begin with the newest, at its number as version, if there is one;
+    /// `--model` is the model to begin with else, and gives the name
+    #[arg(long, value_name = "DIR", conflicts_with = "weight_version")]
+    policies: Option<PathBuf>,
     /// Print what becomes of each field of a request, and stop
     #[arg(long)]
     capabilities: bool,
@@ -101,6 +105,10 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
     let Some(model) = args.model.filter(|_| !args.capabilities) else {
         return print_capabilities(args.json);
     };
+    let policy = match &args.policies {
+        Some(policies) => newest(policies, args.weight_version.is_some(), context)?,
+        None => None,
+    };
     let options = Options {
         model,
         listen: args.listen,
@@ -113,7 +121,8 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         prefill_chunk: args.prefill_chunk as usize,
         prefix_cache: args.prefix_cache,
         seed: context.seed,
-        weight_version: args.weight_version,
+        weight_version: args.weight_version.unwrap_or_else(|| "0".to_owned()),
+        policy,
     };
     context.block_on(async {
         let running = crate::embedded::start(options).await?;
@@ -126,6 +135,46 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         running.shutdown().await;
         Ok(Exit::Done)
     })
+}
+
+/// Finds the policy to begin with, if there is one: its folder and its version. One that
+/// cannot be served would hold up every start: it is said, and the model is served.
+#[cfg(feature = "torch")]
+fn newest(
+    policies: &std::path::Path,
+    versioned: bool,
+    context: &Context,
+) -> anyhow::Result<Option<(PathBuf, String)>> {
+    use oclaw::store::Address;
+    use oclaw::sync::Policy;
+
+    use crate::report::Failure;
+
+    // The parser does not see it where both come from the configuration file.
+    if versioned {
+        let problem = "`--policies` has versions of its own: leave `--weight-version` out";
+        return Err(Failure::usage(problem).into());
+    }
+    if Address::is(policies) {
+        let problem = "`--policies` is to be a folder of a file system, not of an object store";
+        return Err(Failure::usage(problem).into());
+    }
+    let latest = policies.join("latest");
+    // A link to what is gone is there all the same.
+    let found = latest.symlink_metadata();
+    if found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        return Ok(None);
+    }
+    let found = Policy::resolve(&latest, None).map_err(|error| error.to_string());
+    let wrong = match found {
+        Ok(Policy { folder, version, adapter: None }) => return Ok(Some((folder, version))),
+        Ok(Policy { folder, .. }) => {
+            format!("the policy `{}` is an adapter without a model", folder.display())
+        }
+        Err(error) => error,
+    };
+    context.say(format!("warning: {wrong}: beginning with `--model` instead"));
+    Ok(None)
 }
 
 /// Prints the fields of requests.

@@ -35,12 +35,15 @@ use crate::units;
 /// `[engines.NAME]` is an inference server: `model = DIR` runs `oclaw engine`,
 /// `command = [...]` with `url` runs any other, `url` alone is somebody else's.
 /// `serves` is `policy` (default), `judge` or `teacher`; `ready-timeout` is how
-/// long it may load. Without one, `[serve] model = DIR` answers inside `oclaw
+/// long it may load. One with `model` that serves the policy begins with the newest, if
+/// there is one; with a store, `require-gate`, `adapter` or `engine` of `[sync-weights]`, or
+/// a `weight-version` of its own it begins with the model, until weights are pushed. Without one, `[serve] model = DIR` answers inside `oclaw
 /// serve`. Engines, and the section of any stage, take `gpus = [4, 5]` and
 /// `env = { NAME = "value" }`; a device given twice, or not there, is refused.
 /// Who has no `gpus` where others have sees none.
 ///
-/// Engines come first, then `serve` when those it needs answer, then the stages.
+/// Engines come first, then `serve` when those it needs answer, then the stages. Chats fail
+/// (502, 503) while the only engine is started again.
 /// What ends is started again after `--restart-wait`, twice as long each time up
 /// to `--restart-longest`, and from the beginning once it has run for a minute.
 /// Exit codes 2 (settings) and 101 (a bug), 1 of a server that never was ready, and a

@@ -427,6 +427,9 @@ fn of_store(error: &store::Error) -> (Kind, Option<String>) {
     use store::Error;
     match error {
         Error::Address { .. } => hinted(Kind::Usage, "give it as `s3://BUCKET/FOLDER`"),
+        Error::Refused { problem, .. } if problem.contains("NoSuchBucket") => {
+            hinted(Kind::Usage, "make the bucket, or name one that is there")
+        }
         Error::Client { .. } | Error::Refused { .. } => hinted(
             Kind::Usage,
             "keys, region and endpoint come from the environment: AWS_…, GOOGLE_…, AZURE_…",

@@ -11,6 +11,7 @@
 mod adapters;
 mod admission;
 mod answer;
+mod begin;
 mod capabilities;
 mod chat;
 mod chat_stream;
@@ -41,7 +42,7 @@ use tch::Device;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::model::{self, Cache, Config, Dtype, LoadOptions, Model};
+use crate::model::{self, Cache, Config, Dtype, LoadOptions};
 use crate::template::{self, Chat};
 
 pub use capabilities::{Capability, Standing, capabilities};
@@ -89,6 +90,9 @@ pub struct Options {
     pub seed: u64,
     /// Version of the weights at the start.
     pub weight_version: String,
+    /// A policy to begin with instead: its folder, and its version. If it cannot be
+    /// loaded the model is served, and a warning says so. The name is the model's.
+    pub policy: Option<(PathBuf, String)>,
 }
 
 impl Options {
@@ -107,6 +111,7 @@ impl Options {
             prefix_cache: PREFIX_CACHE,
             seed: 0,
             weight_version: "0".to_owned(),
+            policy: None,
         }
     }
 }
@@ -175,18 +180,19 @@ pub async fn start(options: Options) -> Result<Running, Error> {
     let address = listener.local_addr().map_err(failed)?;
     let chat = Chat::load(&folder)?;
     let load = LoadOptions { dtype, device, ..LoadOptions::default() };
-    let model = Model::load(&folder, &load)?;
-    let config = model.config.clone();
+    let config = Config::read(&folder)?;
     warn_of_penalty(&config, &folder);
+    let name = routes::name_of(&folder);
+    let first = (options.policy, options.weight_version);
+    let (model, folder, version) = begin::begin(folder, first, (&chat, &config), &load)?;
     let dtype = model.dtype().config_name();
     let (max_running, max_waiting) = (options.max_running.max(1), options.max_waiting);
     let whole = Cache::bytes_of(&config, config.max_position_embeddings as usize);
     let kv_memory = options.kv_memory.unwrap_or_else(|| whole.max(KV_MEMORY));
     let (prefill_chunk, prefix_cache) = (options.prefill_chunk.max(1), options.prefix_cache);
     let limits = Limits { max_running, kv_memory, prefill_chunk, prefix_cache, load };
-    let name = routes::name_of(&folder);
     let (compute, thread) =
-        Compute::start(model, folder, options.weight_version, limits).map_err(Error::Thread)?;
+        Compute::start(model, folder, version, limits).map_err(Error::Thread)?;
     let served = Arc::new(Served {
         chat,
         config,

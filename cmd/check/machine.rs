@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use oclaw::pipeline::{self, Origin, Ray, Slurm};
+use oclaw::pipeline::{self, Identity, Origin, Ray, Slurm, Status};
 
 use super::finding::Finding;
 use super::setup::Setup;
@@ -20,6 +20,8 @@ use crate::report::Kind;
 const STATES: u64 = 3;
 /// How long an object store may take to answer.
 const STORE_PATIENCE: Duration = Duration::from_secs(20);
+/// What an engine inside `oclaw serve` is called.
+const INSIDE: &str = "serve's engine";
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// Looks for the devices that are asked for; for so many if it is told. Without
@@ -90,7 +92,7 @@ pub(super) fn ports(setup: &Setup, findings: &mut Vec<Finding>) {
     if setup.value("serve", "model").is_some()
         && let Some(address) = setup.value("serve", "engine-listen")
     {
-        want(address, "serve's engine");
+        want(address, INSIDE);
     }
     for (name, engine) in &setup.plan.engines {
         let host = engine.url.split("://").nth(1).and_then(|rest| rest.split('/').next());
@@ -115,19 +117,30 @@ fn port(setup: &Setup, address: &str, who: &[String]) -> Finding {
     };
     match TcpListener::bind(addresses.as_slice()) {
         Ok(_) => Finding::ok("port", subject, "free"),
-        Err(error) => {
-            let record = format!("{}.process.json", who.concat());
-            match setup.run.state().join(record).is_file() {
-                true => {
-                    Finding::warn("port", subject, format!("{error}: by a loop that runs already?"))
-                        .remedy("`oclaw loop --status` says what runs")
-                }
-                false => Finding::fail("port", subject, error.to_string())
-                    .because(Kind::Failed)
-                    .remedy("choose another, or end what listens there"),
+        Err(error) => match is_ours(setup, &who.concat()) {
+            true => {
+                Finding::warn("port", subject, format!("{error}: by a loop that runs already?"))
+                    .remedy("`oclaw loop --status` says what runs")
             }
-        }
+            false => Finding::fail("port", subject, error.to_string())
+                .because(Kind::Failed)
+                .remedy("choose another, or end what listens there"),
+        },
     }
+}
+
+/// Returns whether a process of this run may be what listens.
+fn is_ours(setup: &Setup, who: &str) -> bool {
+    let process = match who {
+        // The loop itself has no record among those of its processes.
+        "loop" => {
+            let kept = Status::kept(&setup.run).and_then(|status| status.supervisor);
+            return kept.as_ref().is_some_and(Identity::lives);
+        }
+        INSIDE => "serve",
+        process => process,
+    };
+    setup.run.state().join(format!("{process}.process.json")).is_file()
 }
 
 /// Looks whether policies of this size will fit onto the disk.

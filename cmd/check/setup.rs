@@ -55,17 +55,25 @@ pub(super) fn read(
     let mut plan = Plan::parse(&text, units::duration).ok()?;
     plan.flags = configured.keys().clone();
     let given = |section: &str, key: &str| configured.given(section, key);
-    let (wishes, listen) =
+    let (mut wishes, listen) =
         told.unwrap_or_else(|| (wishes(path, &configured), configured.given("loop", "listen")));
+    let mut wrong = Vec::new();
+    // The loop's own, which no process of it reads. What is faulty there is told once, under
+    // the name that it has there, and not passed on.
+    let own = [wishes.program.clone(), "loop".to_owned(), wishes.config.clone()];
+    if let Err(problem) = configured.parse(&own) {
+        wrong.push(Finding::fail("settings", "[loop]".to_owned(), problem));
+        (wishes.train_when_idle, wishes.train_hours) = (None, Vec::new());
+    }
     let children = match pipeline::children(&plan, &wishes, &given) {
         Ok(children) => children,
         Err(error) => {
+            findings.append(&mut wrong);
             findings.push(Finding::error("settings", subject, error));
             return None;
         }
     };
     let mut settings = BTreeMap::new();
-    let mut wrong = Vec::new();
     let ours = children.iter().filter(|child| child.argv.first() == Some(&wishes.program));
     for child in ours {
         match configured.parse(&child.argv) {
@@ -76,11 +84,6 @@ pub(super) fn read(
                 wrong.push(Finding::fail("settings", format!("[{}]", child.name), problem));
             }
         }
-    }
-    // The loop's own, which no process of it reads.
-    let own = [wishes.program.clone(), "loop".to_owned(), wishes.config.clone()];
-    if let Err(problem) = configured.parse(&own) {
-        wrong.push(Finding::fail("settings", "[loop]".to_owned(), problem));
     }
     let (count, sections) = (plan.flags.len(), settings.len());
     match wrong.is_empty() {

@@ -1,4 +1,4 @@
-//! One loop over a store: its folder there is claimed for as long as the loop runs.
+//! One loop in a folder, and over a store: both are claimed for as long as the loop runs.
 
 use std::fs;
 use std::path::Path;
@@ -6,9 +6,9 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use oclaw::pipeline::Run;
+use oclaw::pipeline::{Identity, Run, Status};
 use oclaw::store::{Claim, Holder, RENEW, Renewed, STALE, Store, Take};
-use oclaw::table::row_json::instant;
+use oclaw::table::{self, row_json::instant};
 
 use super::show::STORE_PATIENCE;
 use crate::common::Context;
@@ -25,6 +25,25 @@ const AGAIN: Duration = Duration::from_secs(10);
 
 /// Keeps a claim. Ends with who has it instead.
 type Keeping = Pin<Box<dyn Future<Output = Holder>>>;
+
+/// Claims the folder of a run. Errors with who has it.
+pub(super) fn take_folder(run: &Run) -> anyhow::Result<table::Claim> {
+    let folder = run.folder.display();
+    table::Claim::take(&run.state()).map_err(|error| match error {
+        table::Error::InUse { .. } => {
+            let known = Status::kept(run).and_then(|status| status.supervisor);
+            let process = known.filter(Identity::lives).map(|it| format!(" (process {})", it.pid));
+            let process = process.unwrap_or_default();
+            Failure::failed(format!("another loop works in `{folder}`{process}"))
+                .hint(format!(
+                    "`oclaw loop --status {folder}` says how it is; `--run` gives this one a \
+                     folder of its own"
+                ))
+                .into()
+        }
+        error => error.into(),
+    })
+}
 
 /// The claim of a loop, if its stages meet in a store.
 pub(super) struct Claimed {

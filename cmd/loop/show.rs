@@ -97,6 +97,7 @@ pub(super) fn status(folder: &Path, context: &Context) -> anyhow::Result<Exit> {
     let (open, open_unknown) = open.unwrap_or_default();
     let status = Status {
         supervisor: kept.supervisor.filter(|_| lives),
+        began: kept.began.filter(|_| lives),
         policy: match told.account {
             Some(_) => PolicyStatus::of(&run, told.published, served),
             None => PolicyStatus::untold(&run, served),
@@ -130,7 +131,10 @@ impl Told {
     fn of(run: &Run, kept: &Status, context: &Context) -> anyhow::Result<Self> {
         let looked = accountant(run, &kept.without).and_then(|accountant| {
             context.block_on(look(&accountant, kept.account.is_some()))?;
-            Ok(accountant)
+            // A loop that has ended does nothing any more.
+            let lives = kept.supervisor.as_ref().is_some_and(Identity::lives);
+            let began = kept.began.filter(|_| lives).map(Duration::from_secs);
+            Ok(accountant.since(began.and_then(|it| SystemTime::UNIX_EPOCH.checked_add(it))))
         });
         match looked {
             Ok(mut accountant) => {

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant, SystemTime};
 use oclaw::pipeline::{
     self, Account, Accountant, Identity, Limits, PolicyStatus, Queue, Run, Status, Supervisor,
 };
-use oclaw::table::Claim;
 use tokio::sync::watch::Receiver;
 
-use super::claim::Claimed;
+use super::claim::{self, Claimed};
 use super::keys::Keys;
 use super::looks::Looks;
 use super::wanted::Wanted;
@@ -43,7 +42,7 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
     drop(wanted.launcher()?);
     wanted.make_folders(&args.without)?;
     let launcher = wanted.launcher()?;
-    let _claim = Claim::take(&wanted.run.state())?;
+    let _claim = claim::take_folder(&wanted.run)?;
     let status = Arc::new(RwLock::new(Status::default()));
     if let Some(address) = args.listen {
         let server = listen::start(address, args.key_file.as_deref(), status.clone()).await?;
@@ -71,7 +70,8 @@ pub(super) async fn watch(args: &Args, context: &Context, wanted: Wanted) -> any
     let supervisor = Supervisor::open(launcher, run.clone(), children, limits).await?;
     let mut watch = Watch {
         context,
-        accountant: show::accountant(&run, &args.without)?,
+        accountant: show::accountant(&run, &args.without)?.since(Some(SystemTime::now())),
+        began: since_1970().as_secs(),
         screen: show::Screen::new(context),
         run,
         without: args.without.clone(),
@@ -113,6 +113,8 @@ fn pause_after(counted: Duration) -> Duration {
 struct Watch<'a> {
     context: &'a Context,
     accountant: Accountant,
+    /// When that was, in seconds since 1970.
+    began: u64,
     screen: show::Screen,
     run: Run,
     without: Vec<String>,
@@ -217,6 +219,7 @@ impl Watch<'_> {
             store: self.run.store.clone(),
             at: since_1970().as_secs(),
             supervisor: Identity::of(std::process::id()),
+            began: Some(self.began),
             without: self.without.clone(),
             children: self.supervisor.status(),
             stages,
@@ -304,7 +307,7 @@ impl Watch<'_> {
     async fn close(mut self, claimed: Claimed) -> anyhow::Result<Exit> {
         self.look_last().await;
         let mut status = Status::kept(&self.run).unwrap_or_default();
-        status.supervisor = None;
+        (status.supervisor, status.began) = (None, None);
         status.children = self.supervisor.status();
         if let Ok((account, stages)) = self.count() {
             (status.account, status.stages) = (Some(account), stages);

@@ -24,6 +24,8 @@ use shards::{Folder, Ledger, Outcome, Shards, Turns};
 
 /// Rates are taken over so long.
 const WINDOW: Duration = Duration::from_secs(600);
+/// And over so long at least: less tells nothing.
+const SHORTEST: Duration = Duration::from_secs(1);
 
 /// What has become of the turns.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -89,7 +91,7 @@ pub struct Queue {
     pub rows: u64,
     /// Age of the oldest of them, in seconds.
     pub oldest: Option<u64>,
-    /// Rows done in a minute, over the last ten.
+    /// Rows done in a minute, over the last ten, or as long as the loop has run.
     pub rows_per_minute: f64,
     /// Shards that it has given up.
     pub failed: u64,
@@ -101,6 +103,8 @@ pub struct Accountant {
     run: Run,
     hops: Vec<Hop>,
     store: Option<Store>,
+    /// When the loop began, if it runs.
+    began: Option<SystemTime>,
     known: Shared,
 }
 
@@ -123,12 +127,23 @@ impl Accountant {
     /// Looks at a run whose turns go this way.
     pub fn new(run: &Run, without: &[String]) -> Self {
         let hops = run.hops(without);
-        Self { run: run.clone(), hops, store: None, known: Shared::default() }
+        Self { run: run.clone(), hops, store: None, began: None, known: Shared::default() }
     }
 
     /// Looks at the folder of a store by which the stages meet.
     pub fn over(self, store: Store) -> Self {
         Self { store: Some(store), ..self }
+    }
+
+    /// Takes rates since a loop began, if that is not long ago.
+    pub fn since(self, began: Option<SystemTime>) -> Self {
+        Self { began, ..self }
+    }
+
+    /// Returns what rates are taken over.
+    fn window(&self) -> Duration {
+        let ran = self.began.and_then(|began| began.elapsed().ok());
+        ran.map_or(WINDOW, |ran| ran.clamp(SHORTEST, WINDOW))
     }
 
     /// Looks at the store, if there is one: as long as that takes, while turns are
@@ -216,14 +231,15 @@ impl Accountant {
             let listed = failed.get(done).is_some_and(|failed| failed.contains(name));
             self.count_shard(known, &mut count, (name, done, listed));
         }
+        let window = self.window();
         for (index, hop) in self.hops.iter().enumerate() {
             // One that was done later, as by a stage that was started anew, is not given up.
             let done = |name: &OsString| behind.get(index).is_some_and(|folder| folder.has(name));
             let given_up = failed[index].iter().filter(|name| !done(name));
             count.queues[index].failed = given_up.count() as u64;
             count.queues[index].rows_per_minute = match behind.get(index) {
-                Some(folder) => rate(&mut known.shards, &hop.into, folder),
-                None => trained_rate(&self.run, self.steps_made(known, &hop.into)),
+                Some(folder) => rate(&mut known.shards, (&hop.into, folder), window),
+                None => trained_rate(&self.run, self.steps_made(known, &hop.into), window),
             };
         }
         Ok((count.account, count.queues))
@@ -267,13 +283,14 @@ impl Accountant {
 }
 
 /// Counts the rows of shards written lately.
-fn rate(shards: &mut Shards, folder: &Path, listed: &Folder) -> f64 {
-    let since = SystemTime::now().checked_sub(WINDOW).unwrap_or(SystemTime::UNIX_EPOCH);
-    per_minute(listed.since(since).filter_map(|name| shards.rows(&folder.join(name))).sum())
+fn rate(shards: &mut Shards, (folder, listed): (&Path, &Folder), window: Duration) -> f64 {
+    let since = SystemTime::now().checked_sub(window).unwrap_or(SystemTime::UNIX_EPOCH);
+    let rows: u64 = listed.since(since).filter_map(|name| shards.rows(&folder.join(name))).sum();
+    per_minute(rows, window)
 }
 
-fn per_minute(rows: u64) -> f64 {
-    rows as f64 * 60.0 / WINDOW.as_secs_f64()
+fn per_minute(rows: u64, window: Duration) -> f64 {
+    rows as f64 * 60.0 / window.as_secs_f64()
 }
 
 fn queue(stage: &str) -> Queue {
@@ -339,13 +356,13 @@ fn given_up(folder: &Path) -> HashSet<OsString> {
 }
 
 /// Counts the turns of the steps made lately.
-fn trained_rate(run: &Run, made: Vec<(u64, SystemTime)>) -> f64 {
+fn trained_rate(run: &Run, made: Vec<(u64, SystemTime)>, window: Duration) -> f64 {
     let steps: HashMap<u64, u64> = super::status::steps(run)
         .into_iter()
         .map(|step| (step.step, step.turns.unwrap_or_default()))
         .collect();
-    let fresh = made.into_iter().filter(|(_, at)| at.elapsed().unwrap_or_default() <= WINDOW);
-    per_minute(fresh.filter_map(|(step, _)| steps.get(&step)).sum())
+    let fresh = made.into_iter().filter(|(_, at)| at.elapsed().unwrap_or_default() <= window);
+    per_minute(fresh.filter_map(|(step, _)| steps.get(&step)).sum(), window)
 }
 
 /// Lists the policies of a folder, with when each was made.

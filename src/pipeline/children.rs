@@ -87,7 +87,7 @@ pub fn children(plan: &Plan, wishes: &Wishes, given: Given<'_>) -> Result<Vec<Ch
     cast.check_without()?;
     cast.check_own()?;
     let mut found: Vec<Child> =
-        plan.engines.iter().map(|(name, it)| cast.engine(name, it)).collect();
+        plan.engines.iter().map(|(name, it)| cast.engine(name, it)).collect::<Result<_, _>>()?;
     found.push(cast.serve()?);
     for hop in wishes.run.hops(&wishes.without).into_iter().filter(|hop| hop.stage != SHIP) {
         let folders = [path(&hop.from)?, path(&hop.into)?];
@@ -258,7 +258,7 @@ impl Cast<'_> {
         child
     }
 
-    fn engine(&self, name: &str, engine: &EnginePlan) -> Child {
+    fn engine(&self, name: &str, engine: &EnginePlan) -> Result<Child, Error> {
         let argv = match &engine.origin {
             Origin::Elsewhere => Vec::new(),
             Origin::Command(words) => words.clone(),
@@ -273,10 +273,11 @@ impl Cast<'_> {
                     "--listen".to_owned(),
                     listen.to_owned(),
                 ]);
+                argv.extend(self.policies(engine)?);
                 argv
             }
         };
-        self.dressed(Child {
+        Ok(self.dressed(Child {
             name: format!("engine-{name}"),
             tier: Tier::Engine,
             argv,
@@ -284,7 +285,7 @@ impl Cast<'_> {
             ready: Some((engine.url.clone(), engine.ready_timeout)),
             vital: engine.serves == Serves::Policy,
             digest: String::new(),
-        })
+        }))
     }
 
     /// Returns what else a stage has to be told.

@@ -21,6 +21,9 @@ pub struct Status {
     pub at: u64,
     /// The supervisor's process, if there is one.
     pub supervisor: Option<Identity>,
+    /// When it began, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began: Option<u64>,
     /// Stages that the loop does without.
     pub without: Vec<String>,
     /// The processes.
@@ -108,18 +111,21 @@ impl Status {
             text.one("store_age_seconds", "Since the store told of it.", age as f64);
         }
         let queues: [Figure; 5] = [
-            ("queue_shards", "Shards that wait.", |it| it.shards as f64),
-            ("queue_rows", "Rows that wait.", |it| it.rows as f64),
+            ("queue_shards", "Shards that wait.", |it| Some(it.shards as f64)),
+            ("queue_rows", "Rows that wait.", |it| Some(it.rows as f64)),
             ("queue_oldest_seconds", "Age of the oldest shard.", |it| {
-                it.oldest.unwrap_or_default() as f64
+                it.oldest.map(|seconds| seconds as f64)
             }),
-            ("stage_rows_per_minute", "Rows done in a minute.", |it| it.rows_per_minute),
-            ("stage_failed_shards", "Shards given up.", |it| it.failed as f64),
+            ("stage_rows_per_minute", "Rows done in a minute.", |it| Some(it.rows_per_minute)),
+            ("stage_failed_shards", "Shards given up.", |it| Some(it.failed as f64)),
         ];
         for (name, help, value) in queues {
             text.family(name, help);
             for queue in &self.stages {
-                text.sample(name, &[("stage", &queue.stage)], value(queue));
+                // Nobody waits: that has no age.
+                if let Some(value) = value(queue) {
+                    text.sample(name, &[("stage", &queue.stage)], value);
+                }
             }
         }
         text.family("process_up", "Whether a process is at work.");
@@ -142,6 +148,13 @@ impl Status {
         if let Some(behind) = self.policy.staleness {
             text.one("policy_staleness", "Steps that the engines are behind.", behind as f64);
         }
+        text.family("policy_served", "Version that an engine serves.");
+        for (engine, version) in &self.policy.served {
+            // A version that is no step has no figure.
+            if let Some(step) = version.as_ref().and_then(|it| it.parse::<u64>().ok()) {
+                text.sample("policy_served", &[("engine", engine)], step as f64);
+            }
+        }
         text.family("policy_health", "Verdict of the last step: 1 for the one that holds.");
         for (question, verdict) in &self.policy.health {
             text.sample("policy_health", &[("question", question), ("verdict", verdict)], 1.0);
@@ -150,8 +163,8 @@ impl Status {
     }
 }
 
-/// A figure of every stage: name, help, value.
-type Figure = (&'static str, &'static str, fn(&Queue) -> f64);
+/// A figure of every stage: name, help, value if there is one.
+type Figure = (&'static str, &'static str, fn(&Queue) -> Option<f64>);
 
 fn path(run: &Run) -> std::path::PathBuf {
     let state: &Path = &run.state();

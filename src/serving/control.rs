@@ -47,7 +47,7 @@ pub(super) async fn update(served: &Served, body: &[u8]) -> Result<Response, Fai
 
 /// Refuses a folder whose ids mean something else. One without a tokenizer is
 /// taken at its word.
-fn same_tokenizer(folder: &std::path::Path, served: &Tokenizer) -> Result<(), String> {
+pub(super) fn same_tokenizer(folder: &std::path::Path, served: &Tokenizer) -> Result<(), String> {
     if !folder.join("tokenizer.json").is_file() {
         return Ok(());
     }

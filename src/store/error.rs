@@ -55,6 +55,42 @@ fn deepest(error: &object_store::Error) -> String {
     while let Some(cause) = last.source() {
         last = cause;
     }
-    // An XML answer on one line of talk.
-    last.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+    // An answer on one line of talk.
+    plain(&last.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// Takes out of an answer in XML what it says.
+fn plain(problem: &str) -> String {
+    let part = |name: &str| {
+        let (_, rest) = problem.split_once(&format!("<{name}>"))?;
+        rest.split_once(&format!("</{name}>")).map(|(text, _)| text.trim().trim_end_matches('.'))
+    };
+    let begin = problem.find("<?xml").or_else(|| problem.find("<Error>"));
+    match (begin, part("Message"), part("Code")) {
+        (Some(begin), Some(message), Some(code)) if message != code => {
+            format!("{}{message} ({code})", &problem[..begin])
+        }
+        (Some(begin), _, Some(code)) => format!("{}{code}", &problem[..begin]),
+        _ => problem.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn an_answer_in_xml_is_a_line() {
+        let status = "Server returned non-2xx status code: 404 Not Found: ";
+        let xml = "<?xml version=\"1.0\" encoding=\"UTF-8\"?> <Error><Code>NoSuchBucket</Code>\
+                   <Message>The specified bucket does not exist.</Message>\
+                   <BucketName>chats</BucketName></Error>";
+        let said = "The specified bucket does not exist (NoSuchBucket)";
+        assert_eq!(plain(&format!("{status}{xml}")), format!("{status}{said}"));
+        let twice = "<Error><Code>SlowDown</Code><Message>SlowDown</Message></Error>";
+        assert_eq!(plain(twice), "SlowDown");
+        for other in ["connection refused", "502: <html>bad gateway</html>", "<Error>"] {
+            assert_eq!(plain(other), other);
+        }
+    }
 }

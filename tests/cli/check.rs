@@ -224,6 +224,23 @@ fn an_estimator_has_what_it_stands_on() {
     .says(0, "estimator", "ok", &["grpo"]);
 }
 
+/// What is faulty is told once, under the name that it has in the file, and nothing is
+/// said of what hangs on it.
+#[test]
+fn a_faulty_setting_is_one_finding() {
+    let bench = Bench::new();
+    for (fault, subject, estimators) in [
+        ("[train]\nkeep = \"six\"\n", "[train]", 0),
+        ("[loop]\ntrain-hours = [\"22-6\"]\n", "[loop]", 1),
+        ("[loop]\ntrain-when-idle = \"soon\"\n", "[loop]", 1),
+    ] {
+        let outcome = bench.check(&format!("{}{fault}", bench.well()), &["--offline"]);
+        outcome.says(2, "settings", "fail", &[subject]);
+        let of = |check: &str| outcome.findings.iter().filter(|it| it["check"] == check).count();
+        assert_eq!((of("settings"), of("estimator")), (1, estimators), "{:#?}", outcome.findings);
+    }
+}
+
 #[test]
 fn a_model_must_be_whole_and_known() {
     let bench = Bench::new();

@@ -90,9 +90,14 @@ mod with_torch {
 
         /// Starts it on a folder; returns what it said before it was ready, too.
         fn start_saying(model: &std::path::Path) -> (Self, String) {
+            Self::start_with(model, &[])
+        }
+
+        /// The same, with further flags.
+        fn start_with(model: &std::path::Path, flags: &[&str]) -> (Self, String) {
             let mut command = Command::new(env!("CARGO_BIN_EXE_oclaw"));
             command.args(["engine", "--listen", "127.0.0.1:0", "--model"]);
-            command.arg(model).stderr(Stdio::piped()).stdout(Stdio::piped());
+            command.arg(model).args(flags).stderr(Stdio::piped()).stdout(Stdio::piped());
             let mut child = command.spawn().unwrap();
             let mut stderr = BufReader::new(child.stderr.take().unwrap());
             let mut said = String::new();
@@ -105,6 +110,16 @@ mod with_torch {
                 said.push_str(&line);
             };
             (Self { child, stderr, address }, said)
+        }
+
+        fn get(&self, path: &str) -> String {
+            let mut stream = TcpStream::connect(&self.address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+            stream.write_all(head.as_bytes()).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
         }
 
         fn post(&self, path: &str, body: &str) -> TcpStream {
@@ -123,6 +138,45 @@ mod with_torch {
         fn drop(&mut self) {
             let _ = self.child.kill();
         }
+    }
+
+    /// A loop that starts it anew has no chat answered by the start model.
+    #[test]
+    fn it_begins_with_the_newest_policy() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = models().join("tiny-qwen3");
+        let flags = ["--policies", folder.path().to_str().unwrap()];
+        let start = |version: &str| {
+            let (engine, said) = Engine::start_with(&model, &flags);
+            let told = engine.get("/model_info");
+            assert!(told.contains(&format!(r#""weight_version":"{version}""#)), "{told}");
+            // Whatever it began with, clients ask for it by the name of the model.
+            let listed = engine.get("/v1/models");
+            assert!(listed.contains(r#""id":"tiny-qwen3""#), "{listed}");
+            (told, said)
+        };
+        // There is none yet.
+        assert_eq!(start("0").1, "");
+        let policy = folder.path().join("step-000007");
+        std::fs::create_dir(&policy).unwrap();
+        for entry in std::fs::read_dir(&model).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), policy.join(entry.file_name())).unwrap();
+        }
+        std::os::unix::fs::symlink("step-000007", folder.path().join("latest")).unwrap();
+        let (told, said) = start("7");
+        assert!(told.contains("step-000007") && said.is_empty(), "{told}\n{said}");
+        // One that cannot be served holds up no chat.
+        std::fs::write(policy.join("model.safetensors"), "broken").unwrap();
+        let said = start("0").1;
+        assert!(said.contains("the newest policy cannot be served"), "{said}");
+        std::fs::remove_dir_all(&policy).unwrap();
+        let said = start("0").1;
+        assert!(said.contains("beginning with `--model` instead"), "{said}");
+        let both = refused(&["--policies", "p", "--weight-version", "3"], 2);
+        assert!(both.contains("cannot be used with"), "{both}");
+        let store = refused(&["--policies", "s3://bucket/policy"], 2);
+        assert!(store.contains("not of an object store"), "{store}");
     }
 
     #[test]

@@ -21,7 +21,7 @@ struct Own {
     instead: &'static str,
 }
 
-const OWN: [Own; 14] = [
+const OWN: [Own; 15] = [
     Own {
         sections: &["serve"],
         keys: &["spool"],
@@ -105,6 +105,12 @@ const OWN: [Own; 14] = [
         keys: &["model", "listen"],
         when: |cast| cast.runs_engines(),
         instead: "an engine of a loop has `model` and `url` in `[engines.NAME]`",
+    },
+    Own {
+        sections: &["engine"],
+        keys: &["policies"],
+        when: |cast| cast.runs_engines(),
+        instead: "an engine that serves the policy begins with the newest of this run",
     },
 ];
 

@@ -1,7 +1,7 @@
 //! The process that hands the weights back.
 
-use super::super::{Child, Error};
-use super::{Cast, Tier, front, path, policy_engines};
+use super::super::{Child, EnginePlan, Error, Serves};
+use super::{Cast, Tier, Wishes, front, path, policy_engines};
 
 impl Cast<'_> {
     pub(super) fn sync(&self) -> Result<Child, Error> {
@@ -19,6 +19,27 @@ impl Cast<'_> {
         }
         flag("every", self.wishes.weight_sync_interval.to_string());
         Ok(self.child("sync-weights", Tier::Stage, argv))
+    }
+
+    /// Returns what an engine that serves the policy begins with: the newest one, so that
+    /// the start model answers no chats until the weights are pushed. Not where they have
+    /// to pass a gate first, go beside the model as adapters, or go elsewhere.
+    pub(super) fn policies(&self, engine: &EnginePlan) -> Result<Vec<String>, Error> {
+        let Wishes { run, without, .. } = self.wishes;
+        let pushed = !without.iter().any(|stage| stage == "sync-weights");
+        let process = self.plan.processes.get("sync-weights");
+        let otherwise = ["require-gate", "adapter", "engine"].into_iter().any(|key| {
+            let variable = format!("OCLAW_SYNC_WEIGHTS_{}", key.replace('-', "_").to_uppercase());
+            self.given("sync-weights", &[key])
+                || process.is_some_and(|process| process.env.contains_key(&variable))
+        });
+        let has_version = self.given("engine", &["weight-version"])
+            || engine.process.env.contains_key("OCLAW_ENGINE_WEIGHT_VERSION");
+        let policy = engine.serves == Serves::Policy && run.store.is_none();
+        match policy && pushed && !otherwise && !has_version {
+            true => Ok(vec!["--policies".to_owned(), path(&run.policy())?]),
+            false => Ok(Vec::new()),
+        }
     }
 
     /// Returns the file with a key that `oclaw serve` takes new weights by, if it

@@ -4,6 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 
+use oclaw::pipeline::{Identity, Run, Status};
 use serde_json::json;
 
 use super::{Bench, free_port};
@@ -49,6 +50,15 @@ fn ports_are_free_and_each_for_one() {
     fs::create_dir_all(bench.path().join("run/state")).unwrap();
     fs::write(bench.path().join("run/state/serve.process.json"), "{}").unwrap();
     bench.check(&bench.well(), &[]).says(3, "port", "warn", &["a loop that runs already"]);
+    // The loop itself listens, too; a record of one that has ended says nothing.
+    let own = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = own.local_addr().unwrap().to_string();
+    let listening = format!("{}[loop]\nlisten = \"{address}\"\n", bench.well());
+    bench.check(&listening, &[]).says(1, "port", "fail", &["for loop", "choose another"]);
+    let supervisor = Identity::of(std::process::id());
+    let run = Run::new(bench.path().join("run"));
+    Status { supervisor, ..Status::default() }.keep(&run).unwrap();
+    bench.check(&listening, &[]).says(3, "port", "warn", &["for loop", "that runs already"]);
     drop(taken);
     let both = bench.well().replace(&bench.front.to_string(), &bench.engine.to_string());
     bench.check(&both, &[]).says(2, "port", "fail", &["two processes", "engine-policy, serve"]);

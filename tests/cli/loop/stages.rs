@@ -220,10 +220,11 @@ fn one_loop_a_folder_and_two_signals_end_it() {
     let looped = Loop::new(&config(&upstream.url(), &rest));
     let mut running = looped.start();
     running.hears("judge: started");
+    let serve = looped.running("serve");
     let second = looped.command().timeout(PATIENCE).assert().code(1);
     let said = String::from_utf8(second.get_output().stderr.clone()).unwrap();
-    assert!(said.contains("run/state"), "{said}");
-    let serve = looped.running("serve");
+    assert!(said.contains("oclaw loop: another loop works in `run` (process "), "{said}");
+    assert!(said.contains("hint: `oclaw loop --status run` says how it is"), "{said}");
     // Serve does not end while it is stopped.
     signal(serve, "STOP");
     running.signal("TERM");

@@ -107,8 +107,8 @@ fn a_killed_loop_is_taken_up_where_it_was() {
     assert_eq!(code, Some(0), "{words}");
 }
 
-/// An engine of its own comes up again with the weights that it began with, and
-/// gets the newest.
+/// An engine of its own comes up again with the newest weights there are, and gets those
+/// that come later.
 #[test]
 fn an_engine_that_was_killed_gets_the_newest_weights_again() {
     let config = EMBEDDED.replace("model = \"MODEL\"\n", "").replace("dtype = \"f32\"\n", "");

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt64Array};
 use oclaw::pipeline::{Account, Accountant, PolicyStatus, Queue, Run, Status};
@@ -96,6 +97,11 @@ fn every_turn_is_somewhere() {
     };
     assert_eq!(queue(&queues, "teacher-lp"), (1, 3, 0));
     assert_eq!(queues[0].rows_per_minute, 0.8, "judged: 8 rows in ten minutes");
+    // What a loop has done that began a minute ago, it did in that minute.
+    let began = SystemTime::now() - Duration::from_secs(60);
+    let mut young = Accountant::new(&Run::new(run), &[]).since(Some(began));
+    let rate = young.take().unwrap().1[0].rows_per_minute;
+    assert!((4.0..=8.0).contains(&rate), "{rate}");
 
     policy(run, 1, &[("c-turn-1", None), ("c-turn-2", Some("stale")), ("gone", None)]);
     fs::write(run.join("taught/failed.jsonl"), "{\"shard\": \"b.parquet\", \"error\": \"x\"}\n")
@@ -219,9 +225,20 @@ fn turns_that_nobody_knows_have_no_figure() {
     let text = told.prometheus();
     assert!(text.contains("\noclaw_loop_store_age_seconds 35\n"), "{text}");
     let folder = tempfile::tempdir().unwrap();
-    let served = BTreeMap::from([("http://a".to_owned(), Some("3".to_owned()))]);
-    let policy = PolicyStatus::untold(&Run::new(folder.path()), served);
+    let served = [("http://a", Some("3")), ("http://b", None), ("http://c", Some("mine"))];
+    let served = served.map(|(url, version)| (url.to_owned(), version.map(str::to_owned)));
+    let policy = PolicyStatus::untold(&Run::new(folder.path()), BTreeMap::from(served));
     assert_eq!((policy.published, policy.staleness), (None, None));
+    let idle = Queue { stage: "judge".to_owned(), ..Queue::default() };
+    let late = Queue { stage: "hint".to_owned(), oldest: Some(7), ..Queue::default() };
+    let text = Status { policy, stages: vec![idle, late], ..Status::default() }.prometheus();
+    let figures = |name: &str| {
+        let name = format!("oclaw_loop_{name}");
+        text.lines().filter_map(|line| line.strip_prefix(&name)).collect::<Vec<_>>()
+    };
+    assert_eq!(figures("policy_served"), ["{engine=\"http://a\"} 3"]);
+    assert_eq!(figures("queue_oldest_seconds"), ["{stage=\"hint\"} 7"]);
+    assert_eq!(figures("policy_staleness"), [""; 0]);
 }
 
 #[test]

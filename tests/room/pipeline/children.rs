@@ -147,6 +147,32 @@ fn one_process_serves_and_what_is_left_out_is_passed_over() {
     assert!(children.iter().all(|child| child.process.env.is_empty()));
 }
 
+/// An engine that is started anew begins with the newest policy, unless that has to pass
+/// a gate, goes beside the model, is not handed over, or is in a store.
+#[test]
+fn an_engine_begins_with_the_newest_policy() {
+    let base = "[engines.a]\nmodel = \"m\"\n[engines.b]\nmodel = \"n\"\nserves = \"judge\"\n\
+                url = \"http://127.0.0.1:2\"\n[hint]\nfrom-feedback = true\n";
+    let plain = "oclaw engine --config oclaw.toml --model m --listen 127.0.0.1:30001";
+    let begins = format!("{plain} --policies run/policy");
+    let children = cast(base, &[]);
+    assert_eq!(words(&children, "engine-a"), begins);
+    assert!(!words(&children, "engine-b").contains("--policies"));
+    assert_eq!(words(&cast(base, &["sync-weights"]), "engine-a"), plain);
+    for setting in [
+        "[sync-weights]\nrequire-gate = true\n",
+        "[sync-weights]\nenv = { OCLAW_SYNC_WEIGHTS_REQUIRE_GATE = \"true\" }\n",
+        "[sync-weights]\nadapter = true\n",
+        "[engine]\nweight-version = \"3\"\n",
+    ] {
+        let children = cast(&format!("{base}{setting}"), &[]);
+        assert_eq!(words(&children, "engine-a"), plain, "{setting}");
+    }
+    let run = Run::new("run").with_store(Some("s3://chats/run".to_owned()));
+    let children = cast_at(run, base, &[]).unwrap();
+    assert!(!words(&children, "engine-a").contains("--policies"));
+}
+
 /// Whoever pushes weights needs a key that serve takes, and is told which.
 #[test]
 fn the_key_of_serve_is_passed_on() {
@@ -277,6 +303,10 @@ fn a_setting_without_a_say_is_refused() {
         (
             "[engine]\nmodel = \"m\"",
             "`[engine] model` has no effect in a loop: an engine of a loop",
+        ),
+        (
+            "[engine]\npolicies = \"p\"",
+            "`[engine] policies` has no effect in a loop: an engine that serves",
         ),
         (
             "[train]\nenv = { OCLAW_TRAIN_OUT = \"p\" }",
