@@ -95,6 +95,7 @@ fn look(
     let mut findings = Vec::new();
     let Some(setup) = setup::read(path, told, &mut findings) else { return findings };
     stages(&setup, &mut findings);
+    window(&setup, &mut findings);
     machine::devices(&setup, (args.devices, !args.offline), &mut findings);
     let sizes = models::models(&setup, &mut findings);
     engines::keys(&setup, &mut findings);
@@ -110,6 +111,17 @@ fn look(
     machine::disk(&setup, sizes, &mut findings);
     context.block_on(machine::scheduler(&setup, &mut findings));
     findings
+}
+
+/// Looks whether what waits for a window of training is still taken then.
+fn window(setup: &Setup, findings: &mut Vec<Finding>) {
+    let waits = ["when-idle", "hours"].iter().any(|key| setup.value("train", key).is_some());
+    if waits && !setup.tells_staleness {
+        let found = "turns of a whole window have one version; after 4 steps the others are \
+                     refused as stale";
+        let finding = Finding::warn("staleness", "[train]", found);
+        findings.push(finding.remedy("set `[train] max-staleness`"));
+    }
 }
 
 /// Looks whether the estimator has what it stands on.

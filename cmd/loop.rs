@@ -96,10 +96,13 @@ pub(crate) struct Args {
     /// Push weights every N steps
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     weight_sync_interval: u64,
-    /// Train only when nobody has chatted for so long
+    /// Train only when nobody has chatted for so long. Turns that wait have one version:
+    /// set `[train] max-staleness` to the steps of a window, or the rest is refused as stale
     #[arg(long, value_name = "TIME", value_parser = time_text)]
     train_when_idle: Option<String>,
-    /// Train only in these hours, as in `22:00-06:00`; may be given several times
+    /// Train only in these hours, as in `22:00-06:00`; may be given several times. Turns that
+    /// wait have one version: set `[train] max-staleness` to the steps of a window, or the rest
+    /// is refused as stale
     #[arg(long, value_name = "FROM-TO", value_parser = hours_text)]
     train_hours: Vec<String>,
     /// Address for status and metrics [default: none]

@@ -129,7 +129,8 @@ fn port(setup: &Setup, address: &str, who: &[String]) -> Finding {
     }
 }
 
-/// Returns whether a process of this run may be what listens.
+/// Returns whether a process of this run may be what listens: one that lives. Records stay
+/// when processes have ended.
 fn is_ours(setup: &Setup, who: &str) -> bool {
     let process = match who {
         // The loop itself has no record among those of its processes.
@@ -140,7 +141,9 @@ fn is_ours(setup: &Setup, who: &str) -> bool {
         INSIDE => "serve",
         process => process,
     };
-    setup.run.state().join(format!("{process}.process.json")).is_file()
+    let record = std::fs::read(setup.run.state().join(format!("{process}.process.json")));
+    let known = record.ok().and_then(|text| serde_json::from_slice::<Identity>(&text).ok());
+    known.as_ref().is_some_and(Identity::lives)
 }
 
 /// Looks whether policies of this size will fit onto the disk.

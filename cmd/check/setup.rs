@@ -19,6 +19,8 @@ pub(super) struct Setup {
     pub(super) children: Vec<Child>,
     /// Where the loop itself listens.
     pub(super) listen: Option<String>,
+    /// Whether somebody has said how old the policies of trained turns may be.
+    pub(super) tells_staleness: bool,
     /// The settings of each process of ours, by its name.
     settings: BTreeMap<String, ArgMatches>,
 }
@@ -95,7 +97,8 @@ pub(super) fn read(
         false => findings.extend(wrong),
     }
     let Wishes { run, without, .. } = wishes;
-    Some(Setup { plan, run, without, children, listen, settings })
+    let tells_staleness = given("train", "max-staleness").is_some();
+    Some(Setup { plan, run, without, children, listen, tells_staleness, settings })
 }
 
 fn wishes(path: &Path, configured: &Configured) -> Wishes {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use reqwest::{Client, ClientBuilder, StatusCode, Url};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
+use tokio::net::{TcpListener, TcpStream, lookup_host};
 
 /// Longest wait for an answer: whoever is ready says so at once.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -51,6 +52,16 @@ impl Probe {
         }
     }
 
+    /// Returns the place of an address of this machine where something listens already.
+    pub(super) async fn taken(&self, url: &str) -> Option<String> {
+        let url = Url::parse(plain(url)).ok()?;
+        let (host, port) = (url.host_str()?, url.port_or_known_default()?);
+        // The brackets of an IPv6 address are no part of it.
+        let look = is_listened_at(host.trim_matches(['[', ']']), port);
+        let taken = tokio::time::timeout(PATIENCE, look).await.unwrap_or(false);
+        taken.then(|| format!("{host}:{port}"))
+    }
+
     /// Returns the version of the weights that an engine says it serves.
     pub(super) async fn weight_version(
         &self,
@@ -94,6 +105,21 @@ impl Probe {
     }
 }
 
+async fn is_listened_at(host: &str, port: u16) -> bool {
+    let Ok(addresses) = lookup_host((host, port)).await else { return false };
+    for address in addresses {
+        // Only an address of this machine can be listened at: another's is not ours to judge.
+        if TcpListener::bind((address.ip(), 0)).await.is_err() {
+            continue;
+        }
+        if let Ok(stream) = TcpStream::connect(address).await {
+            // Where nobody listens, a connection may by chance be one to itself.
+            return stream.local_addr().ok() != stream.peer_addr().ok();
+        }
+    }
+    false
+}
+
 /// Leaves out the dialect before an address.
 fn plain(url: &str) -> &str {
     match url.split_once("://") {
@@ -109,7 +135,19 @@ fn is_well(status: StatusCode) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::plain;
+    use super::{Probe, TcpListener, plain};
+
+    #[tokio::test]
+    async fn a_place_is_taken_while_somebody_listens_there() {
+        let (probe, listener) = (Probe::new(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let place = listener.local_addr().unwrap().to_string();
+        let url = format!("sglang+http://{place}/v1");
+        assert_eq!(probe.taken(&url).await, Some(place));
+        drop(listener);
+        assert_eq!(probe.taken(&url).await, None);
+        // An address of documentation, which no machine has.
+        assert_eq!(probe.taken("http://192.0.2.1:1").await, None);
+    }
 
     #[test]
     fn a_dialect_is_no_part_of_the_address() {

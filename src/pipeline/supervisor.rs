@@ -189,10 +189,14 @@ impl Supervisor {
                     it.was_ready || it.phase == Phase::GivenUp || it.is_failing(&self.limits, now)
                 };
                 let up = |it: &Watched| it.phase == Phase::Up;
-                of(Tier::Engine).all(|it| up(it) || known(it))
+                // What another program answers for an engine is no answer to a chat.
+                of(Tier::Engine).all(|it| !it.taken && (up(it) || known(it)))
                     && (of(Tier::Engine).next().is_none() || of(Tier::Engine).any(up))
             }
-            Tier::Stage => of(Tier::Serve).all(|it| it.was_ready),
+            // Nobody is asked, and no weights are pushed, where another program answers.
+            Tier::Stage => {
+                of(Tier::Serve).all(|it| it.was_ready) && self.watched.iter().all(|it| !it.taken)
+            }
         }
     }
 
@@ -203,6 +207,12 @@ impl Supervisor {
         watched.job.id = record::id(&watched.child, watched.attempt);
         if watched.child.argv.is_empty() {
             watched.enter(Phase::Starting, now);
+            return;
+        }
+        let taken = self.taken(index).await;
+        self.watched[index].taken = taken.is_some();
+        if let Some(why) = taken {
+            self.not_started(index, &why, false);
             return;
         }
         // Before the start, so that the next supervisor knows whom to ask for.
@@ -217,14 +227,37 @@ impl Supervisor {
                     self.tell(index, "started");
                 }
             }
-            Err(error) => {
-                let why = chain(&error);
-                let told = watched.not_started(&why, error.is_lasting(), &self.limits, now);
-                if watched.is_news(&told, &self.limits) {
-                    self.tell(index, &told);
-                }
-            }
+            Err(error) => self.not_started(index, &chain(&error), error.is_lasting()),
         }
+    }
+
+    fn not_started(&mut self, index: usize, why: &str, lasting: bool) {
+        let watched = &mut self.watched[index];
+        let told = watched.not_started(why, lasting, &self.limits, Instant::now());
+        if watched.is_news(&told, &self.limits) {
+            self.tell(index, &told);
+        }
+    }
+
+    /// Returns what is wrong if another program listens already where a process of this
+    /// machine is to: it would be taken for ours. On a cluster nobody knows the machine yet.
+    async fn taken(&mut self, index: usize) -> Option<String> {
+        let watched = &self.watched[index];
+        let Launcher::Local(local) = &mut self.launcher else { return None };
+        let (url, _) = watched.child.ready.as_ref()?;
+        let place = self.probe.taken(url).await?;
+        // Another supervisor has left it, and the start takes it up.
+        if local.poll(&watched.job).is_alive() {
+            return None;
+        }
+        let name = &watched.child.name;
+        let section = match name.strip_prefix("engine-") {
+            Some(engine) => format!("engines.{engine}"),
+            None => name.clone(),
+        };
+        Some(format!(
+            "{place} is taken by another program: end it, or name another port in [{section}]"
+        ))
     }
 
     /// Whether a process still runs. Notes its end.
@@ -280,6 +313,10 @@ impl Supervisor {
             return;
         };
         let ready = self.probe.is_ready(&url).await;
+        // Ours may have ended meanwhile: then another program has answered.
+        if ready && !self.runs(index).await {
+            return;
+        }
         let now = Instant::now();
         let watched = &mut self.watched[index];
         let waited = now.duration_since(watched.since);

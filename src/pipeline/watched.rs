@@ -90,6 +90,8 @@ pub(super) struct Watched {
     pub(super) since: Instant,
     /// Whether it was ready once.
     pub(super) was_ready: bool,
+    /// Whether another program has its address.
+    pub(super) taken: bool,
     /// Whether it was failing when the loop began to end, or failed as it ended.
     pub(super) failed: bool,
     /// How it ended the last time.
@@ -118,6 +120,7 @@ impl Watched {
             restarts: 0,
             since: now,
             was_ready: false,
+            taken: false,
             failed: false,
             last_end: None,
             trouble: None,

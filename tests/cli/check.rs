@@ -241,6 +241,25 @@ fn a_faulty_setting_is_one_finding() {
     }
 }
 
+/// What waits for a window is of one version, and each step of the window makes it older.
+#[test]
+fn a_window_of_training_needs_a_staleness() {
+    let bench = Bench::new();
+    let check = |rest: &str| bench.check(&format!("{}{rest}", bench.well()), &["--offline"]);
+    let words = [
+        "turns of a whole window have one version; after 4 steps the others are refused as stale",
+        "set `[train] max-staleness`",
+    ];
+    for window in ["train-when-idle = \"10m\"", "train-hours = [\"22:00-06:00\"]"] {
+        let window = format!("[loop]\n{window}\n");
+        check(&window).says(3, "staleness", "warn", &words);
+        let told = check(&format!("{window}[train]\nmax-staleness = 4\n"));
+        assert!(told.findings.iter().all(|it| it["check"] != "staleness"), "{:#?}", told.findings);
+    }
+    let always = check("");
+    assert!(always.findings.iter().all(|it| it["check"] != "staleness"), "{:#?}", always.findings);
+}
+
 #[test]
 fn a_model_must_be_whole_and_known() {
     let bench = Bench::new();

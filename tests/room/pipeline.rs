@@ -6,3 +6,4 @@ mod local;
 mod plan;
 mod ray;
 mod slurm;
+mod supervisor;

@@ -46,16 +46,27 @@ fn ports_are_free_and_each_for_one() {
     let taken = TcpListener::bind(("127.0.0.1", bench.front)).unwrap();
     let busy = bench.check(&bench.well(), &[]);
     busy.says(1, "port", "fail", &[&bench.front.to_string(), "serve", "choose another"]);
-    // What this loop left running may be there.
+    // A record stays when its process has ended: another program is there.
     fs::create_dir_all(bench.path().join("run/state")).unwrap();
-    fs::write(bench.path().join("run/state/serve.process.json"), "{}").unwrap();
+    let supervisor = Identity::of(std::process::id());
+    let own = supervisor.clone().unwrap();
+    let ended = Identity { started: own.started + 1, ..own.clone() };
+    let record = |it: &Identity| {
+        let Identity { pid, started, boot } = it;
+        let record = json!({"id": "serve-1", "pid": pid, "started": started, "boot": boot});
+        fs::write(bench.path().join("run/state/serve.process.json"), record.to_string()).unwrap();
+    };
+    record(&ended);
+    let busy = bench.check(&bench.well(), &[]);
+    busy.says(1, "port", "fail", &[&bench.front.to_string(), "serve", "choose another"]);
+    // What this loop left running may be there.
+    record(&own);
     bench.check(&bench.well(), &[]).says(3, "port", "warn", &["a loop that runs already"]);
     // The loop itself listens, too; a record of one that has ended says nothing.
     let own = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = own.local_addr().unwrap().to_string();
     let listening = format!("{}[loop]\nlisten = \"{address}\"\n", bench.well());
     bench.check(&listening, &[]).says(1, "port", "fail", &["for loop", "choose another"]);
-    let supervisor = Identity::of(std::process::id());
     let run = Run::new(bench.path().join("run"));
     Status { supervisor, ..Status::default() }.keep(&run).unwrap();
     bench.check(&listening, &[]).says(3, "port", "warn", &["for loop", "that runs already"]);

@@ -157,15 +157,23 @@ fn what_a_server_with_keys_counts_is_known_or_said_not_to_be() {
 #[test]
 fn an_engine_of_others_may_end_as_it_likes() {
     let upstream = engine();
-    let rest = format!("[judge]\nrules = \"\"\npoll = \"100ms\"\n{ONLY_JUDGE}");
+    let script = "trap 'exit 1' TERM; touch trapped; while :; do sleep 0.1; done";
+    let rest = format!(
+        "[engines.other]\nserves = \"judge\"\ncommand = [\"sh\", \"-c\", \"{script}\"]\n\
+         url = \"http://ENGINE\"\n[judge]\nrules = \"\"\npoll = \"100ms\"\n{ONLY_JUDGE}"
+    );
     let config = config(&upstream.url(), &rest);
-    let command = "command = [\"sh\", \"-c\", \"trap 'exit 1' TERM; while :; do sleep 0.1; done\"]";
-    let looped = Loop::new(&config.replacen("url", &format!("{command}\nurl"), 1));
+    let looped = Loop::new(&config.replacen("url", "serves = \"policy\"\nurl", 1));
     let mut running = looped.start();
     running.hears("advantage: started");
+    let start = Instant::now();
+    while !looped.path("trapped").exists() {
+        assert!(start.elapsed() < PATIENCE, "the engine does not start");
+        std::thread::park_timeout(std::time::Duration::from_millis(20));
+    }
     let (code, words) = running.stop();
     assert_eq!(code, Some(0), "{words}");
-    assert!(words.contains("engine-policy: ended with exit code 1"), "{words}");
+    assert!(words.contains("engine-other: ended with exit code 1"), "{words}");
 }
 
 /// An engine that something kills each time that it is started is done without, as
