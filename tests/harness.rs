@@ -31,6 +31,15 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// Writes a program, by a process that ends before anybody calls it. What this one has
+/// open for writing a process that another test starts just now has open, too, and the
+/// system runs no such file ("Text file busy").
+pub(crate) fn program(path: &Path, text: &str) {
+    let write = r#"printf %s "$1" > "$0" && chmod 755 "$0""#;
+    let ended = std::process::Command::new("sh").args(["-c", write]).arg(path).arg(text).status();
+    assert!(ended.unwrap().success(), "{}", path.display());
+}
+
 /// Returns a file or folder under `fixtures/`.
 pub(crate) fn fixture(path: &str) -> PathBuf {
     root().join("fixtures").join(path)

@@ -2,7 +2,6 @@
 //! commands run what is submitted.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use super::chats::converse;
 use super::failing::child;
 use super::stages::{ONLY_JUDGE, config, engine, pending};
 use super::{Loop, signal};
-use crate::harness::root;
+use crate::harness::{program, root};
 
 /// The cluster.
 struct Cluster(tempfile::TempDir);
@@ -27,8 +26,7 @@ impl Cluster {
         let script = script.replace("@FOLDER@", &cluster.0.path().display().to_string());
         for name in ["sbatch", "squeue", "sacct", "scancel"] {
             let path = cluster.at("commands").join(name);
-            fs::write(&path, &script).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            program(&path, &script);
         }
         cluster
     }

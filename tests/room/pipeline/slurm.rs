@@ -6,13 +6,12 @@ mod states;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use oclaw::pipeline::{Error, Job, Slurm, State};
 
 use super::ray::stages_over_a_store;
-use crate::harness::root;
+use crate::harness::{program, root};
 
 /// A cluster in a folder: `commands/` and `jobs/NUMBER.{name,state,code,script,…}`.
 struct FakeSlurm(tempfile::TempDir);
@@ -26,9 +25,7 @@ impl FakeSlurm {
         let script = fs::read_to_string(root().join("tests/room/pipeline/slurm/fake.sh")).unwrap();
         for name in ["sbatch", "squeue", "sacct", "scancel"] {
             let path = fake.at("commands").join(name);
-            fs::write(&path, script.replace("@FOLDER@", &fake.0.path().display().to_string()))
-                .unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            program(&path, &script.replace("@FOLDER@", &fake.0.path().display().to_string()));
         }
         fake
     }

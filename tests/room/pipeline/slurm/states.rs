@@ -1,12 +1,11 @@
 //! Each state that Slurm knows, in the words of fixtures/slurm.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use oclaw::pipeline::{Error, Job, Slurm, State};
 
 use super::FakeSlurm;
-use crate::harness::fixture;
+use crate::harness::{fixture, program};
 
 fn reply(name: &str) -> String {
     fs::read_to_string(fixture(&format!("slurm/{name}"))).unwrap()
@@ -28,14 +27,12 @@ fn meaning(word: &str, code: Option<State>) -> State {
 }
 
 /// Lets a command reply to anything with a text.
-fn says(fake: &FakeSlurm, program: &str, text: &str, code: i32) {
-    let path = fake.at("commands").join(program);
+fn says(fake: &FakeSlurm, name: &str, text: &str, code: i32) {
+    let path = fake.at("commands").join(name);
     let stream = if code == 0 { "" } else { " >&2" };
-    fs::write(fake.at(&format!("{program}.txt")), text).unwrap();
-    let file = fake.at(&format!("{program}.txt"));
-    fs::write(&path, format!("#!/bin/sh\ncat '{}'{stream}\nexit {code}\n", file.display()))
-        .unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let file = fake.at(&format!("{name}.txt"));
+    fs::write(&file, text).unwrap();
+    program(&path, &format!("#!/bin/sh\ncat '{}'{stream}\nexit {code}\n", file.display()));
 }
 
 /// The scope that a job's name has.
