@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread;
 
-/// Looks for another task before a helper sleeps, some 50 microseconds.
+/// Looks for another task before a helper sleeps.
 const LOOKS: u32 = 20_000;
 /// Looks before the core is left to others for a moment.
 const LOOKS_IN_A_ROW: u32 = 64;
