@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Runs every test with torch, a part of them without it, and, where the weights of
-# SmolLM2-135M can be had, the golden numbers of that model too.
+# Runs every test: the build with torch, the build without it, and, where the
+# weights of SmolLM2-135M can be had, the golden numbers of that model too.
 #
 #   scripts/test.sh            everything
-#   WITHOUT_TORCH=all          without torch all tests, too, and not only a part
 #   scripts/test.sh FILTER…    only tests whose path contains FILTER (torch build)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -45,30 +44,6 @@ skipped() {
   { grep -oE '([^ ]+: )?skipped: .*' "$talk" || [ $? -eq 1 ]; } | sort -u | grep . || echo "nothing"
 }
 
-# What runs without torch as well, where almost every line is the same as with it: what
-# says that it needs torch, the tree of commands, and each command once. Everything is
-# compiled all the same. `pipe::` is no part of `pipeline::`.
-without_torch=(
-  architecture pipe::
-  cli::advantage cli::cache::answers cli::calibrate cli::chat cli::convert cli::engine:: cli::explain
-  cli::export cli::follow::usage cli::follow::shards cli::forget::usage cli::gate::usage cli::hint
-  cli::import cli::init::it_makes cli::judge:: cli::lint loop::refusals cli::man cli::redact
-  cli::replay::failures cli::report cli::serve::bad_starts cli::serve::the_first_signal cli::settings
-  cli::simulate cli::stats cli::stores::tables cli::sync_weights::failures cli::teacher_lp cli::train
-  cli::view
-)
-tests_without_torch() {
-  if [ "${WITHOUT_TORCH:-}" = all ]; then
-    run_tests --no-default-features
-    return
-  fi
-  run_tests --no-default-features --test oclaw -- "${without_torch[@]}"
-  # A test that has another name now would be left out in silence.
-  for filter in "${without_torch[@]}"; do
-    grep -q "^test .*$filter" "$talk" || { printf 'no test is called `%s`\n' "$filter"; return 1; }
-  done
-}
-
 [ -e .libtorch ] || [ -n "${LIBTORCH:-}" ] || part "libtorch" scripts/setup-libtorch.sh
 if [ $# -gt 0 ]; then
   run_tests -- "$@"
@@ -78,7 +53,7 @@ part "build with torch" cargo build --tests
 part "tests with torch" run_tests
 part "what tests left out" skipped
 part "build without torch" cargo build --tests --no-default-features
-part "tests without torch" tests_without_torch
+part "tests without torch" run_tests --no-default-features
 # What they call was just tested; their own programs must compile as well.
 part "fuzz targets" cargo build --locked --manifest-path fuzz/Cargo.toml --target-dir target
 part "golden numbers of SmolLM2-135M" scripts/golden-smollm2.sh
