@@ -104,6 +104,38 @@ fn chunks_of_other_columns_are_copied_to_the_byte() {
     }
 }
 
+/// Prompts are read in the first pass alone, and what is wrong with one is known in the
+/// second all the same.
+#[test]
+fn what_is_wrong_with_a_prompt_is_told_without_reading_it_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let prompts = [Some(vec![5, 6]), None, Some(Vec::new()), Some(vec![5, 0, -3])];
+    let turns =
+        (1..).zip(prompts).map(|(number, prompt_ids)| Turn { prompt_ids, ..finished("s", number) });
+    let input = foreign(at("1.parquet"), &[turns.collect()]);
+    let (spliced, plain) = (at("spliced.parquet"), at("plain"));
+    for words in [
+        vec!["-o", spliced.to_str().unwrap()],
+        vec!["--format", "ipc", "-o", plain.to_str().unwrap()],
+    ] {
+        oclaw().arg("advantage").args(words).arg(&input).assert().code(3);
+    }
+    let found = read(&spliced);
+    assert_eq!(found, read(&plain));
+    let told =
+        found.iter().map(|turn| (turn.sample_reason.as_deref(), turn.advantage_error.as_deref()));
+    let expected = [
+        (None, None),
+        (Some("no_token_ids"), None),
+        (Some("no_token_ids"), None),
+        (Some("refused"), Some("prompt_ids has id -3 at token 2")),
+    ];
+    assert_eq!(told.collect::<Vec<_>>(), expected);
+    let kept: Vec<_> = found.into_iter().map(|turn| turn.prompt_ids).collect();
+    assert_eq!(kept, [Some(vec![5, 6]), None, Some(Vec::new()), Some(vec![5, 0, -3])]);
+}
+
 #[test]
 fn a_second_run_replaces_or_fills_and_tells_its_line() {
     let folder = tempfile::tempdir().unwrap();
