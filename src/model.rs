@@ -2,7 +2,7 @@
 //!
 //! One decoder serves all three; what differs stands in [`Config`]. Training
 //! and scoring run packed sequences through [`Model::hidden`], generation runs
-//! [`Model::step`] over [`Cache`]s. Products are in the weights' type, all else
+//! [`Model::step`] over [`Cache`]s. Products are in the model's type, all else
 //! (residuals, norms, attention, logits) in f32.
 //!
 //! A model belongs to one compute thread at a time (`Send`, not `Sync`). New
@@ -10,6 +10,7 @@
 //! chat templates, atomic files (the caller writes aside and renames).
 
 pub mod adapter;
+mod arena;
 mod attention;
 mod cache;
 mod checkpoint;
@@ -106,6 +107,11 @@ pub struct LoadOptions {
     /// Whether gradients reach the weights. Those are f32 then, whatever the type
     /// of the products: small steps must not be lost.
     pub trainable: bool,
+    /// Whether weights that the checkpoint has in bf16 are held so, whatever the type of the
+    /// products: the same numbers in half the memory, which is read for each token. Those
+    /// of many tokens are quicker without, where libtorch does them. On a CPU only, and
+    /// not for training.
+    pub narrow: bool,
     /// Whether a pass keeps each layer's input alone for the way back, and runs the
     /// layer again there: less memory, a third more time, the same gradients.
     pub checkpoint_activations: bool,
@@ -113,7 +119,13 @@ pub struct LoadOptions {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { dtype: None, device: Device::Cpu, trainable: false, checkpoint_activations: false }
+        Self {
+            dtype: None,
+            device: Device::Cpu,
+            trainable: false,
+            narrow: false,
+            checkpoint_activations: false,
+        }
     }
 }
 
@@ -286,8 +298,13 @@ impl Model {
             true => Dtype::F32,
             false => checkpoint.dtype(),
         });
-        let held = if options.trainable { Dtype::F32 } else { dtype };
-        let mut parameters = checkpoint.load(&config, held, options.device)?;
+        let held = checkpoint::Held {
+            dtype: if options.trainable { Dtype::F32 } else { dtype },
+            narrow: options.narrow && !options.trainable && options.device == Device::Cpu,
+            apart: options.trainable,
+            device: options.device,
+        };
+        let mut parameters = checkpoint.load(&config, held)?;
         for (name, tensor) in &parameters {
             if tensor.isfinite().all().int64_value(&[]) == 0 {
                 return Err(Error::BrokenWeight { folder: folder.to_owned(), name: name.clone() });

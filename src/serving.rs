@@ -179,7 +179,7 @@ pub async fn start(options: Options) -> Result<Running, Error> {
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let chat = Chat::load(&folder)?;
-    let load = LoadOptions { dtype, device, ..LoadOptions::default() };
+    let load = LoadOptions { dtype, device, narrow: true, ..LoadOptions::default() };
     let config = Config::read(&folder)?;
     warn_of_penalty(&config, &folder);
     let name = routes::name_of(&folder);

@@ -9,6 +9,7 @@ use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
 use super::adapter::Adapter;
+use super::arena::Arena;
 use super::config::{Config, Family};
 use super::{Dtype, Error};
 use crate::tensors;
@@ -33,6 +34,29 @@ const COMPANIONS: &[&str] = &[
     "vocab.json",
     "merges.txt",
 ];
+
+/// How weights are held in memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Held {
+    pub(super) dtype: Dtype,
+    /// Whether those that a file has in bf16 stay so, whatever `dtype` is.
+    pub(super) narrow: bool,
+    /// Whether each is to be a tensor for itself.
+    pub(super) apart: bool,
+    pub(super) device: Device,
+}
+
+impl Held {
+    /// Returns the type that a weight is held in. Norms and biases are always f32: they are
+    /// added and multiplied in f32 and weigh nothing.
+    fn kind(&self, entry: &Entry) -> Kind {
+        match entry.dtype {
+            _ if entry.shape.len() == 1 => Kind::Float,
+            tensors::Dtype::BF16 if self.narrow => Kind::BFloat16,
+            _ => self.dtype.kind(),
+        }
+    }
+}
 
 /// The opened weight files of a folder.
 #[derive(Debug)]
@@ -114,26 +138,31 @@ impl Checkpoint {
         }
     }
 
-    /// Loads the weights in the order of the files. Norms and biases are always
-    /// f32: they are added and multiplied in f32 and weigh nothing.
-    pub(super) fn load(
-        &self,
-        config: &Config,
-        dtype: Dtype,
-        device: Device,
-    ) -> Result<Vec<(String, Tensor)>, Error> {
+    /// Loads the weights in the order of the files.
+    pub(super) fn load(&self, config: &Config, held: Held) -> Result<Vec<(String, Tensor)>, Error> {
         let mut loaded = Vec::new();
         let mut spare_head = None;
+        let is_spare = |entry: &Entry| config.tie_word_embeddings && entry.name == HEAD;
+        let mut arenas = match held.apart || held.device != Device::Cpu {
+            true => vec![],
+            false => self.arenas(held, is_spare)?,
+        };
         for (reader, entry) in self.entries() {
             if entry.name.ends_with(DERIVED) {
                 continue;
             }
-            let kind = if entry.shape.len() == 1 { Kind::Float } else { dtype.kind() };
-            let tensor = tensor(self.folder.clone(), reader, entry, kind, device)?;
-            match config.tie_word_embeddings && entry.name == HEAD {
-                true => spare_head = Some(tensor),
-                false => loaded.push((entry.name.clone(), tensor)),
+            let kind = held.kind(entry);
+            let tensor = tensor(self.folder.clone(), reader, entry, kind, held.device)?;
+            if is_spare(entry) {
+                spare_head = Some(tensor);
+                continue;
             }
+            let arena = arenas.iter_mut().find(|(of, _)| *of == kind && entry.shape.len() > 1);
+            let tensor = match arena {
+                Some((_, arena)) => arena.hold(&tensor)?,
+                None => tensor,
+            };
+            loaded.push((entry.name.clone(), tensor));
         }
         if let Some(head) = spare_head
             && !loaded.iter().any(|(name, tensor)| name == EMBEDDING && *tensor == head)
@@ -141,6 +170,25 @@ impl Checkpoint {
             return Err(Error::UntiedHead { folder: self.folder.clone() });
         }
         Ok(loaded)
+    }
+
+    /// Takes room for the matrices of each type.
+    fn arenas(
+        &self,
+        held: Held,
+        is_spare: impl Fn(&Entry) -> bool,
+    ) -> Result<Vec<(Kind, Arena)>, Error> {
+        let matrices = || {
+            self.entries().map(|(_, entry)| entry).filter(|entry| {
+                entry.shape.len() > 1 && !entry.name.ends_with(DERIVED) && !is_spare(entry)
+            })
+        };
+        let arena = |kind: Kind| -> Result<(Kind, Arena), Error> {
+            let counts = matrices().filter(|entry| held.kind(entry) == kind);
+            let counts = counts.map(|entry| entry.shape.iter().product());
+            Ok((kind, Arena::new(kind, counts)?))
+        };
+        [Kind::Float, Kind::BFloat16].map(arena).into_iter().collect()
     }
 }
 

@@ -206,7 +206,7 @@ pub(super) struct Decoder {
     lm_head: Linear,
     rotary: Rotary,
     device: Device,
-    /// Type of the products; that of the weights or a narrower one.
+    /// Type of the products; that of the weights may be another.
     kind: Kind,
 }
 
@@ -393,7 +393,8 @@ impl Decoder {
     /// Returns the rows to add so that a product of libtorch is steady. bf16 products
     /// are so for any number of rows, and so are our own.
     fn padding(&self, rows: i64, way: Way) -> i64 {
-        let own = way == Way::Own && rows::fits(rows, self.device);
+        let held = self.embed_tokens.kind();
+        let own = way == Way::Own && rows::fits(rows as usize, self.device, held);
         match self.kind {
             Kind::Float if !own => (STEADY_ROWS - rows).max(0),
             _ => 0,

@@ -52,7 +52,8 @@ pub(super) struct Linear {
     pub(super) weight: Tensor,
     pub(super) bias: Option<Tensor>,
     pub(super) low_rank: Option<LowRank>,
-    /// Type of the product; the weight may be a wider one.
+    /// Type of the product; that of the weight may be a wider one, or a narrower one that
+    /// holds the same numbers.
     pub(super) kind: Kind,
 }
 
@@ -72,9 +73,10 @@ impl Linear {
             Way::Libtorch => None,
         };
         if self.kind == Kind::Float {
+            // The weight may be held in bf16, which then is the same numbers.
             return match own(x, &self.weight) {
                 Some(product) => self.with_bias(product),
-                None => x.linear(&self.weight, self.bias.as_ref()),
+                None => x.linear(&self.weight.to_kind(Kind::Float), self.bias.as_ref()),
             };
         }
         let (rounded, weight) = (x.to_kind(self.kind), self.weight.to_kind(self.kind));

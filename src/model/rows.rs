@@ -5,11 +5,15 @@
 //! product. Here each weight is read once, in order, and meets all rows while it is in the
 //! cache. A sum runs along the weight row in as many lanes as the processor has, whatever
 //! the number of rows, so that a row's result does not depend on its neighbours, to the bit.
+//! Where the processor has a matrix unit, weights in bf16 go through that, for any number
+//! of rows.
 
 pub(super) mod attention;
 mod plain;
 pub(super) mod pointwise;
 mod team;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod wide;
 #[cfg(target_arch = "x86_64")]
@@ -20,12 +24,12 @@ use std::ops::Range;
 use half::bf16;
 use tch::{Device, Kind, Tensor};
 
-/// Above so many rows libtorch's blocked product is the faster one.
-const MOST_ROWS: i64 = 16;
+/// Above so many rows libtorch's blocked product is the faster one, but for a matrix unit.
+const MOST_ROWS: usize = 16;
 /// Weight rows that a thread takes at a time, at most.
 const PIECE: usize = 128;
-/// Weight rows that are multiplied together: a piece has a multiple of them.
-const TOGETHER: usize = 4;
+/// Weight rows that are multiplied together, at most: a piece has a multiple of them.
+const TOGETHER: usize = 32;
 
 /// Weights in memory, row after row.
 #[derive(Clone, Copy)]
@@ -36,6 +40,41 @@ enum Weights<'a> {
 
 /// Multiplies all rows of `x`, so many of such a length, with some weight rows.
 type Kernel = fn(&[f32], (usize, usize), (Weights<'_>, Range<usize>), &Output);
+
+/// Rows of `x` as they are multiplied.
+enum Rows<'a> {
+    /// As they are, by vectors.
+    Plain(&'a [f32]),
+    /// As the matrix unit wants them.
+    #[cfg(target_arch = "x86_64")]
+    Columns(tiles::Columns),
+}
+
+impl<'a> Rows<'a> {
+    /// Makes rows ready for all of some matrices, whatever their number: what multiplies
+    /// must not depend on it.
+    fn of(x: &'a [f32], rows: usize, matrices: &[Matrix<'_>], threads: usize) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if matrices.iter().all(tiles::takes) {
+            return Self::Columns(tiles::Columns::of(x, rows, threads));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (rows, matrices, threads);
+        Self::Plain(x)
+    }
+
+    fn multiply(&self, rows: usize, matrix: Matrix<'_>, columns: Range<usize>, output: &Output) {
+        match (self, matrix.weights) {
+            (Self::Plain(x), weights) => {
+                kernel()(x, (rows, matrix.inner), (weights, columns), output);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Self::Columns(x), Weights::Bf16(weights)) => x.multiply(weights, columns, output),
+            #[cfg(target_arch = "x86_64")]
+            (Self::Columns(_), Weights::F32(_)) => unreachable!("the unit takes bf16 alone"),
+        }
+    }
+}
 
 /// Returns the best kernel that this processor can do.
 fn kernel() -> Kernel {
@@ -76,6 +115,13 @@ impl<'a> Matrix<'a> {
         Some(Self { weights, inner: inner as usize, outputs: outputs as usize })
     }
 
+    fn suits_unit(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return tiles::takes(self);
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// Splits the weight rows into as many pieces for each thread.
     fn pieces(&self, threads: usize) -> Vec<Range<usize>> {
         let each = self.outputs.div_ceil(PIECE * threads).max(1);
@@ -111,6 +157,18 @@ impl Output {
         unsafe { self.start.add(row * self.width + column).write(value) }
     }
 
+    /// Puts sixteen numbers of one row.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "a slice would cover what other threads write")]
+    fn put_all(&self, row: usize, column: usize, values: [f32; 16]) {
+        debug_assert!(column + values.len() <= self.width);
+        // SAFETY: as for `put`.
+        unsafe {
+            let place = self.start.add(row * self.width + column);
+            place.cast::<[f32; 16]>().write_unaligned(values);
+        }
+    }
+
     #[expect(unsafe_code, reason = "a slice would cover what other threads write")]
     fn get(&self, row: usize, column: usize) -> f32 {
         debug_assert!(column < self.width);
@@ -119,9 +177,17 @@ impl Output {
     }
 }
 
-/// Whether a product of so many rows is one for here.
-pub(super) fn fits(rows: i64, device: Device) -> bool {
-    device == Device::Cpu && rows <= MOST_ROWS
+/// Whether products of so many rows with weights of a type are ones for here. Some of them
+/// may be left to libtorch yet if there are more than a few.
+pub(super) fn fits(rows: usize, device: Device, weights: Kind) -> bool {
+    device == Device::Cpu && (rows <= MOST_ROWS || (weights == Kind::BFloat16 && has_unit()))
+}
+
+fn has_unit() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return tiles::is_there();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Returns `x weight^T`, f32 `[T, out]`, for f32 `x` `[T, in]` and a weight `[out, in]` of
@@ -129,13 +195,18 @@ pub(super) fn fits(rows: i64, device: Device) -> bool {
 /// that gradients go back through.
 pub(super) fn product(x: &Tensor, weight: &Tensor) -> Option<Tensor> {
     let (rows, width) = x.size2().ok()?;
-    if !fits(rows, x.device()) || x.requires_grad() || weight.requires_grad() {
+    let (rows, width) = (rows as usize, width as usize);
+    if !fits(rows, x.device(), weight.kind()) || x.requires_grad() || weight.requires_grad() {
         return None;
     }
-    let matrix = Matrix::of(weight).filter(|matrix| matrix.inner == width as usize)?;
+    let matrix = Matrix::of(weight).filter(|matrix| matrix.inner == width)?;
+    if rows > MOST_ROWS && !matrix.suits_unit() {
+        return None;
+    }
     let x = x.to_kind(Kind::Float).contiguous();
-    let mut out = Tensor::empty([rows, matrix.outputs as i64], (Kind::Float, Device::Cpu));
-    multiply(values(&x), rows as usize, [matrix], [values_mut(&mut out)]);
+    let size = [rows, matrix.outputs].map(|length| length as i64);
+    let mut out = Tensor::empty(size, (Kind::Float, Device::Cpu));
+    multiply(values(&x), rows, [matrix], [values_mut(&mut out)]);
     Some(out)
 }
 
@@ -147,7 +218,7 @@ pub(super) fn multiply<const N: usize>(
     matrices: [Matrix<'_>; N],
     out: [&mut [f32]; N],
 ) {
-    let (kernel, threads) = (kernel(), threads());
+    let threads = threads();
     let mut outputs = Vec::new();
     let mut pieces = Vec::new();
     for (place, (matrix, out)) in matrices.iter().zip(out).enumerate() {
@@ -155,10 +226,10 @@ pub(super) fn multiply<const N: usize>(
         outputs.push(Output::of(out, rows, matrix.outputs));
         pieces.extend(matrix.pieces(threads).into_iter().map(|columns| (place, columns)));
     }
+    let x = Rows::of(x, rows, &matrices, threads);
     team::run(pieces.len(), threads, &|piece| {
         let (place, columns) = &pieces[piece];
-        let Matrix { weights, inner, .. } = matrices[*place];
-        kernel(x, (rows, inner), (weights, columns.clone()), &outputs[*place]);
+        x.multiply(rows, matrices[*place], columns.clone(), &outputs[*place]);
     });
 }
 
@@ -171,17 +242,18 @@ pub(super) fn gated(
     narrow: bool,
     [gated, upper]: [&mut [f32]; 2],
 ) {
-    let (kernel, threads) = (kernel(), threads());
+    let threads = threads();
     assert!(x.len() == rows * gate.inner && x.len() == rows * up.inner);
     assert_eq!(gate.outputs, up.outputs);
     let left = Output::of(gated, rows, gate.outputs);
     let right = Output::of(upper, rows, up.outputs);
     let pieces = gate.pieces(threads);
+    let x = Rows::of(x, rows, &[gate, up], threads);
     let typed = |x: f32| if narrow { pointwise::to_bf16(x) } else { x };
     team::run(pieces.len(), threads, &|piece| {
         let columns = &pieces[piece];
-        kernel(x, (rows, gate.inner), (gate.weights, columns.clone()), &left);
-        kernel(x, (rows, up.inner), (up.weights, columns.clone()), &right);
+        x.multiply(rows, gate, columns.clone(), &left);
+        x.multiply(rows, up, columns.clone(), &right);
         for row in 0..rows {
             for column in columns.clone() {
                 let (x, factor) = (typed(left.get(row, column)), typed(right.get(row, column)));
@@ -320,9 +392,9 @@ mod tests {
         };
         assert_eq!(pieces(576, 2), [0..96, 96..192, 192..288, 288..384, 384..480, 480..576]);
         assert_eq!(pieces(192, 2), [0..96, 96..192]);
-        assert_eq!(pieces(7, 2), [0..4, 4..7]);
-        assert_eq!(pieces(1, 8).len(), 1);
-        assert_eq!(pieces(300, 1), [0..100, 100..200, 200..300]);
+        assert_eq!(pieces(7, 2).len(), 1);
+        assert_eq!(pieces(70, 2), [0..64, 64..70]);
+        assert_eq!(pieces(300, 1), [0..128, 128..256, 256..300]);
     }
 
     #[test]

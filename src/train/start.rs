@@ -82,6 +82,7 @@ impl Compute {
             dtype: Some(self.dtype),
             device: self.device,
             trainable,
+            narrow: false,
             checkpoint_activations: self.checkpoint_activations,
         }
     }

@@ -3,6 +3,7 @@
 //! The numbers themselves are compared with recorded ones in `golden/model.rs`.
 
 mod checkpoint;
+mod narrow;
 mod sampler;
 mod shared;
 

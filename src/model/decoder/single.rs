@@ -19,9 +19,10 @@ struct Affine<'a> {
 }
 
 impl<'a> Affine<'a> {
-    /// Returns nothing if there is more to it, or it is not in the products' type.
+    /// Returns nothing if there is more to it, or the weight would have to be rounded.
     fn of(linear: &'a Linear) -> Option<Self> {
-        if linear.low_rank.is_some() || linear.weight.kind() != linear.kind {
+        let rounded = linear.kind == Kind::BFloat16 && linear.weight.kind() != linear.kind;
+        if linear.low_rank.is_some() || rounded {
             return None;
         }
         let bias = match &linear.bias {
@@ -198,7 +199,8 @@ impl Decoder {
     /// `[T, H]`; nothing, and nothing is done, if one has more tokens, or there are too many
     /// sequences, or the weights are others than can be multiplied here.
     pub(super) fn single(&self, batch: &mut [(&[i64], &mut Cache)]) -> Option<Tensor> {
-        let few = !batch.is_empty() && rows::fits(batch.len() as i64, self.device);
+        let few =
+            !batch.is_empty() && rows::fits(batch.len(), self.device, self.embed_tokens.kind());
         if !few || batch.iter().any(|(tokens, _)| tokens.len() != 1) {
             return None;
         }

@@ -1,8 +1,11 @@
 //! Adapters beside the served model: what they compute, who gets them, how they come
 //! and go.
 
+use std::path::{Path, PathBuf};
+
 use oclaw::model::{Adapter, Config, Lora, adapter};
 
+use super::weights::another_policy;
 use super::*;
 
 /// Log-probs of the matrices beside the weights and of the sum of both differ by the

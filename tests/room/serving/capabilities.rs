@@ -2,6 +2,7 @@
 //! `engine --capabilities` says of it is what happens.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use oclaw::serving::{Standing, capabilities};
 

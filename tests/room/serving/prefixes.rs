@@ -2,6 +2,7 @@
 //! when it is dropped.
 
 use super::adapters::adapter_in;
+use super::weights::another_policy;
 use super::*;
 
 /// Log-probs of a token whose beginning was computed in other parts differ by the order of

@@ -1,6 +1,8 @@
 //! What a model thinks and which tools it calls, apart from what it says: in whole
 //! answers and in streams.
 
+use std::path::Path;
+
 use super::*;
 use crate::harness::parrot::{CALL, SPEECH, THOUGHT, parrot};
 
