@@ -9,7 +9,7 @@
 #   --personas A,B  --estimators hybrid,none,…  --seeds 1,2,3    other runs
 #   --sessions N                     sessions of a run (36)
 #   --max-minutes N                  begin no run after so long; the rest is listed as not run
-#   --lr X  --epochs N  --batch N  --lora-rank R  --kl-coef X  --distill-clip C
+#   --lr X  --epochs N  --batch N  --lora-rank R (0: all weights)  --kl-coef X  --distill-clip C
 #   --subset student|teacher|overlap  --teacher base|ema  …      other settings; --help lists all
 #   --set NAME=VALUE                 a setting of the trainer without a flag here; several times
 #   --results FILE.csv               the results (fixtures/personas/runs.csv, which is committed)

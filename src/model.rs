@@ -107,10 +107,10 @@ pub struct LoadOptions {
     /// Whether gradients reach the weights. Those are f32 then, whatever the type
     /// of the products: small steps must not be lost.
     pub trainable: bool,
-    /// Whether weights that the checkpoint has in bf16 are held so, whatever the type of the
-    /// products: the same numbers in half the memory, which is read for each token. Those
-    /// of many tokens are quicker without, where libtorch does them. On a CPU only, and
-    /// not for training.
+    /// Whether matrices that the checkpoint has in bf16 are held so, whatever the type of
+    /// the products, if this processor's matrix unit takes them: the same numbers in half
+    /// the memory, which is read for each token. libtorch has to widen them first, as for
+    /// scores. On a CPU only, and not for training.
     pub narrow: bool,
     /// Whether a pass keeps each layer's input alone for the way back, and runs the
     /// layer again there: less memory, a third more time, the same gradients.

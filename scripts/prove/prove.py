@@ -16,7 +16,7 @@ import runs
 from results import Refused, Results
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PERSONAS = ["brief", "emoji", "name", "because", "steps", "eager"]
+PERSONAS = ["brief", "short", "eager", "self", "unsure", "emoji"]
 RATES_ONLY = ["student", "ta", "teacher"]
 ESTIMATORS = ["hybrid", "none", "grpo", "opd", "combine"]
 TRAINED = {"hybrid", "grpo", "opd", "combine"}
@@ -26,19 +26,20 @@ SESSIONS = 36
 # The settings of every run, the same for every persona: nothing is tuned for one. Each has
 # a flag: what is chosen (None: the trainer's own), how it is read, which estimators have it.
 SETTINGS = {
-    "lr": (1e-4, float, TRAINED),
+    "lr": (1e-3, float, TRAINED),
     "epochs": (2, int, TRAINED),
     "batch-turns": (8, int, TRAINED),
     "mini-batches": (None, int, TRAINED),
     "max-wait": ("8s", str, TRAINED),
-    "lora-rank": (None, int, TRAINED),
+    "lora-rank": (16, int, TRAINED),
     "lora-alpha": (None, float, TRAINED),
+    "train-dtype": ("bf16", ["f32", "bf16"], TRAINED),
     "weight-decay": (None, float, TRAINED),
     "clip-norm": (None, float, TRAINED),
-    "kl-coef": (None, float, TRAINED),
-    "w-rl": (None, float, {"hybrid", "combine"}),
+    "kl-coef": (0.1, float, TRAINED),
+    "w-rl": (0.1, float, {"hybrid", "combine"}),
     "w-opd": (None, float, {"hybrid", "combine"}),
-    "distill-clip": (1.0, float, TAUGHT),
+    "distill-clip": (5.0, float, TAUGHT),
     "subset": ("teacher", ["student", "teacher", "overlap"], {"hybrid"}),
     "hint-selection": (None, ["sequence", "token", "shortest"], {"hybrid"}),
     "topk": (4, int, {"hybrid"}),
@@ -48,8 +49,6 @@ SETTINGS = {
 }
 # What a slow teacher keeps of itself at an update, unless it is told.
 EMA = 0.99
-# What stands for a setting that only has an effect beside another.
-BESIDE = {"lora-alpha": "lora-rank"}
 # A random model has to be pushed harder, and nobody could teach it.
 TINY = {"lr": 3e-3, "epochs": 2, "batch-turns": 16, "max-wait": "2s", "round": 16}
 TINY_SESSIONS = 96
@@ -123,9 +122,8 @@ def check(options):
             raise Refused(f"`--{name}` would have no effect: none of {', '.join(estimators)} has it")
     if options.set and not TRAINED & set(estimators):
         raise Refused("`--set` would have no effect: nothing is trained")
-    for name, other in BESIDE.items():
-        if given(options, [name]) and not given(options, [other]):
-            raise Refused(f"`--{name}` would have no effect without `--{other}`")
+    if options.lora_rank == 0 and options.lora_alpha is not None:
+        raise Refused("`--lora-alpha` would have no effect without adapters (`--lora-rank 0`)")
     if options.ema is not None and options.teacher != "ema":
         raise Refused("`--ema` would have no effect without `--teacher ema`")
 
@@ -137,6 +135,8 @@ def complete(options):
     options.settings = chosen | {name: value for name, value in typed.items() if value is not None}
     if options.settings["teacher"] == "ema" and options.settings["ema"] is None:
         options.settings["ema"] = EMA
+    # All weights are trained where there are no adapters.
+    options.settings["lora-rank"] = options.settings["lora-rank"] or None
     options.settings |= dict(options.set or [])
     options.personas = options.personas or PERSONAS
     options.sessions = SESSIONS if options.sessions is None else options.sessions

@@ -124,7 +124,7 @@ def flags_without_an_effect_are_refused():
         (["--seeds", "1,2"], "`--seeds` needs `--estimators`"),
         (["--estimators", "gpro"], "no estimator `gpro`"),
         (["--estimators", "grpo,none", "--subset", "student"], "`--subset` would have no effect"),
-        (["--lora-alpha", "4"], "without `--lora-rank`"),
+        (["--lora-rank", "0", "--lora-alpha", "4"], "without adapters"),
         (["--ema", "0.9"], "without `--teacher ema`"),
         (["--sessions", "4"], "4 sessions in rounds of 4"),
     ]:
@@ -140,7 +140,10 @@ def flags_without_an_effect_are_refused():
 def a_run_is_known_by_its_settings():
     plain, other = options(), options("--subset", "student", "--set", "clip-low=0.1")
     assert plain.settings_of("none") == {}
-    assert plain.settings_of("grpo") == {"lr": 1e-4, "epochs": 2, "batch-turns": 8, "max-wait": "8s", "round": 4}
+    assert plain.settings_of("grpo") == {
+        "lr": 1e-3, "epochs": 2, "batch-turns": 8, "max-wait": "8s", "lora-rank": 16, "train-dtype": "bf16", "kl-coef": 0.1, "round": 4,
+    }
+    assert "lora-rank" not in options("--lora-rank", "0").settings_of("grpo")
     assert other.settings_of("hybrid")["subset"] == "student" and other.settings_of("grpo")["clip-low"] == 0.1
     assert options("--teacher", "ema").settings_of("hybrid")["ema"] == 0.99
     name = lambda told, estimator: runs.identity(told, "name", estimator)
@@ -169,7 +172,7 @@ def a_folder_holds_results_of_one_making(folder):
 
 
 def the_page_is_made_of_the_results_alone(folder):
-    told = options("--report", "--out", str(folder), "--results", str(folder / "runs.csv"))
+    told = options("--report", "--personas", "name,brief,short,eager,self,emoji", "--out", str(folder), "--results", str(folder / "runs.csv"))
     run, talks = finished("0111" * 9)
     run |= {"settings_hash": runs.identity(told, "name", "hybrid")}
     Results(folder / "runs.csv").add(measures.row(run, talks), measures.curve(run, talks))

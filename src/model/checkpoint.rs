@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 use super::adapter::Adapter;
 use super::arena::Arena;
 use super::config::{Config, Family};
-use super::{Dtype, Error};
+use super::{Dtype, Error, rows};
 use crate::tensors;
 use crate::tensors::{Entry, Reader, Writer};
 
@@ -39,7 +39,8 @@ const COMPANIONS: &[&str] = &[
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Held {
     pub(super) dtype: Dtype,
-    /// Whether those that a file has in bf16 stay so, whatever `dtype` is.
+    /// Whether those that a file has in bf16, and that the matrix unit takes, stay so,
+    /// whatever `dtype` is.
     pub(super) narrow: bool,
     /// Whether each is to be a tensor for itself.
     pub(super) apart: bool,
@@ -52,10 +53,14 @@ impl Held {
     fn kind(&self, entry: &Entry) -> Kind {
         match entry.dtype {
             _ if entry.shape.len() == 1 => Kind::Float,
-            tensors::Dtype::BF16 if self.narrow => Kind::BFloat16,
+            tensors::Dtype::BF16 if self.narrow && suits_unit(&entry.shape) => Kind::BFloat16,
             _ => self.dtype.kind(),
         }
     }
+}
+
+fn suits_unit(shape: &[usize]) -> bool {
+    matches!(*shape, [outputs, inner] if rows::unit_takes(inner, outputs))
 }
 
 /// The opened weight files of a folder.

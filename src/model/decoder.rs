@@ -314,6 +314,11 @@ impl Decoder {
         self.head_by(hidden, Way::Libtorch)
     }
 
+    /// Whether libtorch has to widen the head's weights before it multiplies.
+    pub(super) fn widens_head(&self) -> bool {
+        self.kind == Kind::Float && self.lm_head.weight.kind() != Kind::Float
+    }
+
     fn head_by(&self, hidden: &Tensor, way: Way) -> Tensor {
         let rows = hidden.size()[0];
         let padded = pad_rows(hidden, self.padding(rows, way));

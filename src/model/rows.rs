@@ -28,8 +28,11 @@ use tch::{Device, Kind, Tensor};
 const MOST_ROWS: usize = 16;
 /// Weight rows that a thread takes at a time, at most.
 const PIECE: usize = 128;
-/// Weight rows that are multiplied together, at most: a piece has a multiple of them.
-const TOGETHER: usize = 32;
+/// Weight rows that vectors multiply together: a piece has a multiple of them.
+const TOGETHER: usize = 4;
+
+/// Those that the matrix unit does.
+const UNIT_TOGETHER: usize = 32;
 
 /// Weights in memory, row after row.
 #[derive(Clone, Copy)]
@@ -55,7 +58,7 @@ impl<'a> Rows<'a> {
     /// must not depend on it.
     fn of(x: &'a [f32], rows: usize, matrices: &[Matrix<'_>], threads: usize) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if matrices.iter().all(tiles::takes) {
+        if rows > 0 && matrices.iter().all(Matrix::suits_unit) {
             return Self::Columns(tiles::Columns::of(x, rows, threads));
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -116,16 +119,14 @@ impl<'a> Matrix<'a> {
     }
 
     fn suits_unit(&self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return tiles::takes(self);
-        #[cfg(not(target_arch = "x86_64"))]
-        false
+        matches!(self.weights, Weights::Bf16(_)) && unit_takes(self.inner, self.outputs)
     }
 
     /// Splits the weight rows into as many pieces for each thread.
     fn pieces(&self, threads: usize) -> Vec<Range<usize>> {
         let each = self.outputs.div_ceil(PIECE * threads).max(1);
-        let piece = self.outputs.div_ceil(each * threads).max(1).next_multiple_of(TOGETHER);
+        let together = if self.suits_unit() { UNIT_TOGETHER } else { TOGETHER };
+        let piece = self.outputs.div_ceil(each * threads).max(1).next_multiple_of(together);
         let starts = (0..self.outputs).step_by(piece);
         starts.map(|from| from..(from + piece).min(self.outputs)).collect()
     }
@@ -188,6 +189,18 @@ fn has_unit() -> bool {
     return tiles::is_there();
     #[cfg(not(target_arch = "x86_64"))]
     false
+}
+
+/// Whether this processor has a matrix unit that multiplies with matrices in bf16 of such a
+/// shape.
+pub(super) fn unit_takes(inner: usize, outputs: usize) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return tiles::takes(inner, outputs);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (inner, outputs);
+        false
+    }
 }
 
 /// Returns `x weight^T`, f32 `[T, out]`, for f32 `x` `[T, in]` and a weight `[out, in]` of
@@ -392,9 +405,9 @@ mod tests {
         };
         assert_eq!(pieces(576, 2), [0..96, 96..192, 192..288, 288..384, 384..480, 480..576]);
         assert_eq!(pieces(192, 2), [0..96, 96..192]);
-        assert_eq!(pieces(7, 2).len(), 1);
-        assert_eq!(pieces(70, 2), [0..64, 64..70]);
-        assert_eq!(pieces(300, 1), [0..128, 128..256, 256..300]);
+        assert_eq!(pieces(7, 2), [0..4, 4..7]);
+        assert_eq!(pieces(1, 8).len(), 1);
+        assert_eq!(pieces(300, 1), [0..100, 100..200, 200..300]);
     }
 
     #[test]
@@ -424,6 +437,31 @@ mod tests {
         for (found, wanted) in found.iter().zip(values::<f32>(&wanted)) {
             assert!((found - wanted).abs() <= 1e-6 * (1.0 + wanted.abs()), "{found}, {wanted}");
         }
+    }
+
+    /// Shapes that the matrix unit takes, where there is one.
+    #[test]
+    fn tasks_of_bf16_weights_are_their_products() {
+        let (rows, inner, outputs) = (7, 64, 48);
+        let x = numbers(14, rows * inner);
+        let weights = [15, 16]
+            .map(|seed| tensor(&numbers(seed, outputs * inner), inner).to_kind(Kind::BFloat16));
+        let matrices = weights.each_ref().map(|weight| Matrix::of(weight).unwrap());
+        let room = || vec![0.0; rows * outputs];
+        let (mut first, mut second) = (room(), room());
+        multiply(&x, rows, matrices, [&mut first, &mut second]);
+        let products =
+            weights.each_ref().map(|weight| product(&tensor(&x, inner), weight).unwrap());
+        for (found, wanted) in [&first, &second].into_iter().zip(&products) {
+            assert_eq!(found.as_slice(), values::<f32>(wanted));
+        }
+        let (mut found, mut upper) = (room(), room());
+        gated(&x, rows, matrices, false, [&mut found, &mut upper]);
+        for (place, found) in found.iter().enumerate() {
+            assert_eq!(*found, pointwise::silu(first[place]) * second[place]);
+        }
+        let many = tensor(&numbers(17, 40 * inner), inner);
+        assert_eq!(product(&many, &weights[0]).is_some(), unit_takes(inner, outputs));
     }
 
     #[test]

@@ -77,7 +77,13 @@ impl Scoring {
             if reading.done >= reading.states.size()[0] {
                 self.readings.pop_front();
             }
-            return Some(rows as usize / HEAD_ROWS_OF_A_TOKEN);
+            // To widen the head takes as long as many rows do, however few there are.
+            let widened = decoder.widens_head();
+            return Some(if widened {
+                usize::MAX / 2
+            } else {
+                rows as usize / HEAD_ROWS_OF_A_TOKEN
+            });
         }
         let (forest, mut walk) = match self.walk.take() {
             Some(walk) => walk,

@@ -279,6 +279,20 @@ mod tests {
     }
 
     #[test]
+    fn so_is_one_of_weights_in_bf16_for_products_in_f32() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny-qwen3");
+        let narrow = tempfile::tempdir().unwrap();
+        let wide = load("tiny-qwen3", Dtype::F32);
+        wide.save(&folder, narrow.path(), Some(Dtype::Bf16)).unwrap();
+        let options =
+            LoadOptions { dtype: Some(Dtype::F32), narrow: true, ..LoadOptions::default() };
+        let model = Model::load(narrow.path(), &options).unwrap();
+        let one: &[i64] = &[5];
+        assert!(is_taken(&model, &[one; 16]));
+        assert_eq!(is_taken(&model, &[one; 17]), rows::unit_takes(64, 64));
+    }
+
+    #[test]
     fn what_it_cannot_do_is_left_as_it_is() {
         let model = load("tiny-qwen3", Dtype::F32);
         let one: &[i64] = &[5];

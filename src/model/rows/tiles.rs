@@ -1,13 +1,13 @@
 //! The product in the processor's matrix unit (AMX), for weights in bf16: 32 weight rows
 //! meet 32 columns, 32 numbers of each at a time. To compute takes less time than to read
-//! the weights, whatever the number of rows that an engine generates together.
+//! the weights as long as there are some tens of rows.
 //!
 //! The unit multiplies bf16 with bf16 and adds up in f32. A number of `x` is made three
 //! columns: itself rounded to bf16, what that leaves, rounded, and what is left then,
 //! which is all of it: three times eight bits are those of an f32. Each product is exact,
-//! so the result is that of f32 numbers but for the order of sums, and for numbers below
+//! so the result is that of f32 numbers but for the order of sums, and for parts below
 //! 1e-38, which the unit takes for 0. Where all of `x` is of bf16 one column does, and the
-//! sums are the same to the bit: those of the others would be 0.
+//! sums are the same: those of the others would be 0.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use half::bf16;
 
-use super::{Matrix, Output, Weights, team};
+use super::{Output, UNIT_TOGETHER as TOGETHER, team};
 
 /// Rows of a tile, and its columns of f32 or of pairs of bf16.
 const SIDE: usize = 16;
@@ -25,8 +25,6 @@ const SIDE: usize = 16;
 const DEPTH: usize = 32;
 /// Bytes of a row of a tile.
 const ROW_BYTES: usize = 64;
-/// Weight rows that meet the columns together.
-const TOGETHER: usize = 2 * SIDE;
 
 /// Asks the system, once, whether this process may use the unit.
 pub(super) fn is_there() -> bool {
@@ -59,10 +57,10 @@ fn is_permitted() -> bool {
     false
 }
 
-/// Whether the unit multiplies with such weights: there is no part of a tile.
-pub(super) fn takes(matrix: &Matrix<'_>) -> bool {
-    let whole = matrix.inner.is_multiple_of(DEPTH) && matrix.outputs.is_multiple_of(SIDE);
-    matches!(matrix.weights, Weights::Bf16(_)) && whole && matrix.inner > 0 && is_there()
+/// Whether the unit multiplies with weights of such a shape: there is no part of a tile.
+pub(super) fn takes(inner: usize, outputs: usize) -> bool {
+    let whole = inner.is_multiple_of(DEPTH) && outputs.is_multiple_of(SIDE);
+    whole && inner > 0 && is_there()
 }
 
 /// Asks for the 2 KiB that a step along twice sixteen weight rows takes, in the order in
@@ -136,6 +134,8 @@ impl Columns {
     /// Multiplies all rows with some weight rows: a whole number of tiles of them.
     pub(super) fn multiply(&self, weights: &[bf16], columns: Range<usize>, output: &Output) {
         let inner = self.deep * DEPTH;
+        assert!(columns.start.is_multiple_of(SIDE) && columns.end.is_multiple_of(SIDE));
+        assert!(columns.end <= output.width);
         let weight_rows = |from: usize| &weights[from * inner..][..SIDE * inner];
         let _unit = Unit::take();
         let groups = self.tiles.len() / self.deep;
@@ -260,6 +260,7 @@ impl Columns {
 /// Rounds, and rounds what is left, and lays the parts side by side.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn spread(tiles: &mut [Tile], x: &[f32], inner: usize, parts: usize) {
+    let infinity = _mm512_set1_ps(f32::INFINITY);
     for (row, x) in x.chunks_exact(inner).enumerate() {
         for (half, x) in x.as_chunks::<SIDE>().0.iter().enumerate() {
             let tile = &mut tiles[half / 2].0;
@@ -272,7 +273,10 @@ fn spread(tiles: &mut [Tile], x: &[f32], inner: usize, parts: usize) {
                 // SAFETY: both are 256 bits.
                 let bits = unsafe { transmute::<__m256bh, __m256i>(rounded) };
                 let wide = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits));
-                rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(wide));
+                let wide = _mm512_castsi512_ps(wide);
+                // Infinity leaves nothing, not a NaN.
+                let finite = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(_mm512_abs_ps(wide), infinity);
+                rest = _mm512_maskz_sub_ps(finite, rest, wide);
                 #[expect(unsafe_code, reason = "the same bits")]
                 // SAFETY: both are 256 bits.
                 let pairs = unsafe { transmute::<__m256i, [u32; SIDE / 2]>(bits) };
@@ -403,6 +407,10 @@ mod tests {
                 assert_eq!(found, all[..rows * outputs], "{rows} rows in pieces of {piece}");
             }
         }
+        for (row, all) in all.chunks(outputs).enumerate() {
+            let alone = Columns::of(&x[row * inner..][..inner], 1, 1);
+            assert_eq!(multiplied(&alone, &w, outputs, outputs), all, "row {row}");
+        }
     }
 
     /// An engine in bf16 has such rows: two of three columns would be for nothing.
@@ -469,12 +477,7 @@ mod tests {
 
     #[test]
     fn parts_of_tiles_are_left_to_others() {
-        let numbers = vec![bf16::ONE; 64 * 64];
-        let weights = Weights::Bf16(&numbers);
-        let wide = vec![1.0; 32 * 16];
-        let takes = |inner, outputs| takes(&Matrix { weights, inner, outputs });
-        assert_eq!(takes(64, 64), is_there());
+        assert_eq!(takes(64, 48), is_there());
         assert!(!takes(48, 64) && !takes(64, 40) && !takes(0, 16));
-        assert!(!super::takes(&Matrix { weights: Weights::F32(&wide), inner: 32, outputs: 16 }));
     }
 }
