@@ -81,8 +81,9 @@ impl Linear {
         }
         let (rounded, weight) = (x.to_kind(self.kind), self.weight.to_kind(self.kind));
         // The product of two bf16 numbers is exact in f32, so only the order of the
-        // sums may differ from the other ways.
-        let product = match own(&rounded, &weight) {
+        // sums may differ from the other ways. Of many rows libtorch's is the quicker one.
+        let few = rows::few(rounded.size()[0] as usize);
+        let product = match few.then(|| own(&rounded, &weight)).flatten() {
             Some(product) => product.to_kind(self.kind),
             None if widens(x) => {
                 let weight = weight.to_kind(Kind::Float);

@@ -181,7 +181,12 @@ impl Output {
 /// Whether products of so many rows with weights of a type are ones for here. Some of them
 /// may be left to libtorch yet if there are more than a few.
 pub(super) fn fits(rows: usize, device: Device, weights: Kind) -> bool {
-    device == Device::Cpu && (rows <= MOST_ROWS || (weights == Kind::BFloat16 && has_unit()))
+    device == Device::Cpu && (few(rows) || (weights == Kind::BFloat16 && has_unit()))
+}
+
+/// Whether rows are so few that libtorch's blocked product is the slower one in any type.
+pub(super) fn few(rows: usize) -> bool {
+    rows <= MOST_ROWS
 }
 
 fn has_unit() -> bool {
