@@ -126,10 +126,17 @@ impl Reader {
     pub fn read(&self, entry: &Entry) -> Result<Vec<u8>, Error> {
         let (from, to) = entry.range;
         let mut bytes = vec![0; to - from];
-        self.file
-            .read_exact_at(&mut bytes, self.data_start + from as u64)
-            .map_err(|source| Error::Read { path: self.path.clone(), source })?;
+        self.read_into(entry, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Reads them to where there is room for just so many.
+    pub fn read_into(&self, entry: &Entry, bytes: &mut [u8]) -> Result<(), Error> {
+        let (from, to) = entry.range;
+        assert_eq!(bytes.len(), to - from, "room for `{}`", entry.name);
+        self.file
+            .read_exact_at(bytes, self.data_start + from as u64)
+            .map_err(|source| Error::Read { path: self.path.clone(), source })
     }
 }
 

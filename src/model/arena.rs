@@ -27,11 +27,31 @@ impl Arena {
     /// Returns a copy of a weight that lies here, in the arena's type. It keeps the whole
     /// arena alive.
     pub(super) fn hold(&mut self, weight: &Tensor) -> Result<Tensor, TchError> {
-        let count = weight.numel();
-        let place = self.all.f_narrow(0, self.used as i64, count as i64)?;
-        let mut place = place.f_view(weight.size().as_slice())?;
+        let mut place = self.place(&weight.size())?;
         place.f_copy_(weight)?;
-        self.used += count.next_multiple_of(APART);
+        Ok(place)
+    }
+
+    /// Returns a weight that lies here, whose bytes `read` puts there: those of numbers of
+    /// the arena's type.
+    #[expect(unsafe_code, reason = "tch gives no slice of a tensor")]
+    pub(super) fn read<E: From<TchError>>(
+        &mut self,
+        size: &[i64],
+        read: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Tensor, E> {
+        let place = self.place(size)?;
+        let count = place.numel() * place.kind().elt_size_in_bytes();
+        // SAFETY: the place is one piece of so many bytes, which nobody else has yet.
+        read(unsafe { std::slice::from_raw_parts_mut(place.data_ptr().cast(), count) })?;
+        Ok(place)
+    }
+
+    /// Takes the next place.
+    fn place(&mut self, size: &[i64]) -> Result<Tensor, TchError> {
+        let count: i64 = size.iter().product();
+        let place = self.all.f_narrow(0, self.used as i64, count)?.f_view(size)?;
+        self.used += (count as usize).next_multiple_of(APART);
         Ok(place)
     }
 }
@@ -61,7 +81,7 @@ mod tests {
     fn weights_lie_one_after_another_and_are_what_they_were() {
         let weights =
             [Tensor::arange(33, (Kind::Float, Device::Cpu)), Tensor::from_slice(&[7.5f32])];
-        let counts = weights.iter().map(Tensor::numel);
+        let counts = weights.iter().map(Tensor::numel).chain([4]);
         let mut arena = Arena::new(Kind::BFloat16, counts).unwrap();
         let held = weights.each_ref().map(|weight| arena.hold(weight).unwrap());
         for (held, weight) in held.iter().zip(&weights) {
@@ -70,6 +90,14 @@ mod tests {
         }
         let apart = held[1].data_ptr() as usize - held[0].data_ptr() as usize;
         assert_eq!(apart, 64 * 2, "33 numbers of two bytes, up to the next line but one");
+        // 1, -2, 0.5 and 0, as bf16 has them.
+        let bytes = [0x80, 0x3f, 0x00, 0xc0, 0x00, 0x3f, 0x00, 0x00];
+        let read = |place: &mut [u8]| {
+            place.copy_from_slice(&bytes);
+            Ok::<_, TchError>(())
+        };
+        let filled = arena.read(&[2, 2], read).unwrap().to_kind(Kind::Float);
+        assert_eq!(filled, Tensor::from_slice(&[1.0f32, -2.0, 0.5, 0.0]).view([2, 2]));
         assert!(arena.hold(&weights[0]).is_err(), "there is no more room");
     }
 }

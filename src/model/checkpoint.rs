@@ -103,12 +103,11 @@ impl Checkpoint {
     pub(super) fn check(&self, config: &Config) -> Result<(), Error> {
         let folder = || self.folder.clone();
         let mut wanted = wanted_tensors(config);
-        let shape_of = |entry: &Entry| entry.shape.iter().map(|&n| n as i64).collect::<Vec<_>>();
         for (_, entry) in self.entries() {
             if entry.name.ends_with(DERIVED) {
                 continue;
             }
-            let (name, found) = (entry.name.clone(), shape_of(entry));
+            let (name, found) = (entry.name.clone(), shape(entry));
             let place = match wanted.remove(&entry.name) {
                 None if config.tie_word_embeddings && entry.name == HEAD => {
                     Some(vec![config.vocab_size, config.hidden_size])
@@ -157,15 +156,17 @@ impl Checkpoint {
                 continue;
             }
             let kind = held.kind(entry);
-            let tensor = tensor(self.folder.clone(), reader, entry, kind, held.device)?;
+            let of_type = |kind| tensor(self.folder.clone(), reader, entry, kind, held.device);
             if is_spare(entry) {
-                spare_head = Some(tensor);
+                spare_head = Some(of_type(kind)?);
                 continue;
             }
             let arena = arenas.iter_mut().find(|(of, _)| *of == kind && entry.shape.len() > 1);
-            let tensor = match arena {
-                Some((_, arena)) => arena.hold(&tensor)?,
-                None => tensor,
+            let tensor = match (arena, kind_of(entry.dtype)) {
+                (Some((_, arena)), Some(stored)) if stored == kind => arena
+                    .read(&shape(entry), |place| Ok::<_, Error>(reader.read_into(entry, place)?))?,
+                (Some((_, arena)), Some(stored)) => arena.hold(&of_type(stored)?)?,
+                (_, _) => of_type(kind)?,
             };
             loaded.push((entry.name.clone(), tensor));
         }
@@ -197,6 +198,10 @@ impl Checkpoint {
     }
 }
 
+fn shape(entry: &Entry) -> Vec<i64> {
+    entry.shape.iter().map(|&length| length as i64).collect()
+}
+
 /// Reads one tensor of a file.
 pub(super) fn tensor(
     folder: PathBuf,
@@ -209,8 +214,7 @@ pub(super) fn tensor(
         let (name, found) = (entry.name.clone(), format!("{:?}", entry.dtype));
         return Err(Error::WrongType { folder, name, found });
     };
-    let shape: Vec<i64> = entry.shape.iter().map(|&length| length as i64).collect();
-    let plain = Tensor::f_from_data_size(&reader.read(entry)?, &shape, stored)?;
+    let plain = Tensor::f_from_data_size(&reader.read(entry)?, &shape(entry), stored)?;
     Ok(plain.f_to_kind(kind)?.f_to_device(device)?)
 }
 
