@@ -48,10 +48,10 @@ use crate::units;
 /// it found as `cached_tokens` in `meta_info` and in `usage.prompt_tokens_details`,
 /// `/metrics` the sum. Scores never use it: they are the trainer's numbers to the bit.
 ///
-/// On a processor with a matrix unit for bf16 (AMX) matrices in bf16 are multiplied there.
-/// So are, with `--dtype f32`, those that the checkpoint has in bf16, which then stay as
-/// they are: the same numbers in half the memory. The activations are split into three
-/// parts that make up each f32 number.
+/// On a processor with a matrix unit for bf16 (AMX) tokens are generated with it from
+/// matrices in bf16. With `--dtype f32` those that the checkpoint has in bf16 stay as they
+/// are, the same numbers in half the memory, and prompts go through the unit as well: the
+/// activations are split into three parts that make up each f32 number.
 ///
 /// What others on the network can reach needs a key, from `--key-file` or
 /// `OCLAW_ENGINE_KEY`. SIGTERM or SIGINT ends it after the running answers.

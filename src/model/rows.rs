@@ -309,12 +309,17 @@ mod tests {
 
     /// Numbers in -1 to 1 that bf16 holds exactly.
     fn numbers(seed: u64, count: usize) -> Vec<f32> {
+        drawn(seed, count).into_iter().map(|x| bf16::from_f32(x).to_f32()).collect()
+    }
+
+    /// Numbers in -1 to 1 of all 24 bits.
+    pub(super) fn drawn(seed: u64, count: usize) -> Vec<f32> {
         let mut state = seed;
         let mut next = || {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            bf16::from_f32(((state >> 40) as f32) / 8_388_608.0 - 1.0).to_f32()
+            ((state >> 40) as f32) / 8_388_608.0 - 1.0
         };
         (0..count).map(|_| next()).collect()
     }

@@ -1,6 +1,6 @@
 //! The product in the processor's matrix unit (AMX), for weights in bf16: 32 weight rows
-//! meet 32 columns, 32 numbers of each at a time. To compute takes less time than to read
-//! the weights as long as there are some tens of rows.
+//! meet 32 columns, 32 numbers of each at a time: several rows of `x` take little longer
+//! than one, for which the weights have to be read as well.
 //!
 //! The unit multiplies bf16 with bf16 and adds up in f32. A number of `x` is made three
 //! columns: itself rounded to bf16, what that leaves, rounded, and what is left then,
@@ -289,8 +289,8 @@ fn spread(tiles: &mut [Tile], x: &[f32], inner: usize, parts: usize) {
     }
 }
 
-/// The unit as this thread has set it up. Whoever had it before finds it as it was:
-/// libtorch's products remember how they have set it up, and do not look.
+/// The unit as this thread has set it up. Whoever had it before finds it as it was: a
+/// product of libtorch may remember how it has set it up, and not look again.
 struct Unit {
     before: Setup,
 }
@@ -332,19 +332,8 @@ impl Drop for Unit {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::drawn as numbers;
     use super::*;
-
-    /// Numbers in -1 to 1, of all 24 bits.
-    fn numbers(seed: u64, count: usize) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            ((state >> 40) as f32) / 8_388_608.0 - 1.0
-        };
-        (0..count).map(|_| next()).collect()
-    }
 
     fn weights(inner: usize, outputs: usize) -> Vec<bf16> {
         numbers(1, inner * outputs).into_iter().map(bf16::from_f32).collect()
@@ -458,7 +447,7 @@ mod tests {
         setup.0
     }
 
-    /// Else libtorch's next product in bf16 would be an illegal instruction.
+    /// Else whoever counts on his own setup would meet another, or none.
     #[test]
     fn the_unit_is_left_as_it_was() {
         if !can() {
