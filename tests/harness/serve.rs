@@ -122,10 +122,13 @@ impl Serve {
         Some(stream)
     }
 
-    /// Chats and returns the whole answer; empty if the connection broke.
+    /// Chats and returns the whole answer; empty if the connection broke, or if there
+    /// was none: a server may be gone at any moment.
     pub(crate) fn chat(&self, body: &Value, headers: &str) -> String {
         let mut answer = String::new();
-        let mut stream = self.connect(body, headers);
+        let Some(mut stream) = self.try_connect(body, headers) else {
+            return answer;
+        };
         match stream.read_to_string(&mut answer) {
             Ok(_) => answer,
             Err(_) => String::new(),
