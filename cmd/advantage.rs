@@ -6,12 +6,12 @@ mod peers;
 mod told;
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use clap::ValueEnum;
 use comfy_table::Table;
 use oclaw::advantage::{self, Estimator, Method, Standing, Summary};
-use oclaw::stage::{self, Output, Tally};
+use oclaw::stage::{self, Output, Rules, Tally};
 use oclaw::table::{Source, StageLine};
 use oclaw::trajectory::words::SampleKind;
 use oclaw::trajectory::{Turn, Writer};
@@ -38,8 +38,9 @@ use told::{Heard, Told, ToldArgs};
 ///
 /// Estimators, per response token t: `grpo` A = r; `opd` A = lt - lo; `combine`
 /// A = w_opd (lt - lo) + w_rl r, where a row without a hint has no first term;
-/// `hybrid` A = r, beside which `train` has a loss of its own for the hints;
-/// `topk-kl` has that loss alone, and no A.
+/// `hybrid` (the default) A = r, beside which `train` has a loss of its own for the
+/// hints, by the columns of `oclaw teacher-lp --topk`; `topk-kl` has such a loss
+/// alone, and no A. `train` takes the table's estimator unless it is told another.
 /// Here lo is the server's log-prob. `train` computes its own and so its own
 /// advantages; a row in which the server left out a log-prob has no `advantages`
 /// here and can be trained all the same.
@@ -89,6 +90,9 @@ use told::{Heard, Told, ToldArgs};
 pub(crate) struct Args {
     #[command(flatten)]
     files: Files,
+    /// How signals become advantages
+    #[arg(long, value_enum, value_name = "NAME", default_value_t)]
+    estimator: EstimatorName,
     #[command(flatten)]
     method: MethodArgs,
     #[command(flatten)]
@@ -109,12 +113,9 @@ pub(crate) struct Args {
     compare: Vec<EstimatorName>,
 }
 
-/// The estimator and its numbers, equal in `advantage` and `train`.
+/// The numbers of an estimator, equal in `advantage` and `train`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct MethodArgs {
-    /// How signals become advantages
-    #[arg(long, value_enum, value_name = "NAME", default_value_t = EstimatorName::Combine)]
-    pub(crate) estimator: EstimatorName,
     /// Weight of the reward in `combine` and `hybrid`
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     w_rl: f32,
@@ -127,13 +128,8 @@ pub(crate) struct MethodArgs {
 }
 
 impl MethodArgs {
-    /// Returns the estimator with its numbers.
-    pub(crate) fn method(&self) -> Method {
-        self.method_of(self.estimator)
-    }
-
-    /// Returns another estimator with these numbers.
-    fn method_of(&self, estimator: EstimatorName) -> Method {
+    /// Returns an estimator with these numbers.
+    pub(crate) fn method_of(&self, estimator: EstimatorName) -> Method {
         Method {
             reward_weight: self.w_rl,
             distill_weight: self.w_opd,
@@ -147,7 +143,7 @@ impl MethodArgs {
     }
 }
 
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum EstimatorName {
     /// The reward on every token
     Grpo,
@@ -166,6 +162,7 @@ pub(crate) enum EstimatorName {
     /// Reward and teacher added, weighted
     Combine,
     /// Reward and top-k distillation, two terms of the loss
+    #[default]
     Hybrid,
     /// KL from the teacher over its top-k and the rest (SDFT, SDPO)
     TopkKl,
@@ -242,7 +239,9 @@ fn note(
     if let Some(line) = &mut plan.line {
         state_estimator(line, method.estimator);
     }
-    (plan.reads, plan.looks) = (looked::READS, looked::LOOKS);
+    (plan.reads, plan.peeks) = (looked::READS, looked::PEEKS);
+    // Of a prompt is only asked whether there is one, of ids that are none below 0.
+    plan.trusts_prompts = true;
     plan.mends = args.told.mends();
     plan.needs = needs(method.estimator, &args.told);
     let needs_score =
@@ -252,42 +251,56 @@ fn note(
     let told = Told::read(&args.told, &mut source)?;
     let bar = progress::bar(context, "advantage", source.total_rows());
     let grouped = group_by.is_some() || method.estimator == Estimator::Gae;
+    let signals_of = |turn: &Turn| {
+        let shaped = told.shaped(turn);
+        (advantage::resolve_shaped(turn, shaped), shaped)
+    };
     let look = |mut turn: Turn| {
         told.join(&mut turn);
-        Looked::of(&turn, told.shaped(&turn), grouped)
+        let (signals, shaped) = signals_of(&turn);
+        Looked::of(&turn, signals.as_ref().ok(), (shaped, grouped))
     };
-    let survey = |looked: Vec<Looked>| {
+    let decide = |looked: Vec<Looked>| {
         if needs_score && !looked.iter().any(|row| row.stated) {
             return Err(stage::Error::ColumnMissing { column: "score", stage: "judge" });
         }
-        let looked::Rows { outcomes, members, prompts } = looked::split(looked, &peers);
+        let (outcomes, members) = looked::split(looked, &peers);
         let promoted = match args.at_least_one {
             Switch::On => advantage::promoted(&outcomes),
             Switch::Off => HashSet::new(),
         };
-        let shares = advantage::shares(&method, &members);
-        let (method, told) = (&method, &told);
-        Ok(move |mut turn: Turn, counts: &mut Summary| {
-            counts.joined += u64::from(told.join(&mut turn));
-            turn.prompt_ids = looked::stand_in(prompts.get(&turn.turn_id));
-            let promoted = promoted.contains(&turn.turn_id);
-            let (share, shaped) = (shares.get(&turn.turn_id).copied(), told.shaped(&turn));
-            let standing = Standing { promoted, share, shaped };
-            let turn = advantage::note_among(turn, standing, method);
-            counts.add(&turn, method);
-            turn
-        })
+        Ok((promoted, advantage::shares(&method, &members)))
     };
-    let mut watch = |tally: &Tally, counts: Summary| {
-        summary.borrow_mut().merge(counts);
-        bar.set_position(tally.rows);
+    let note = |turn: &mut Turn, (promoted, shares): &Decided, counts: &mut Summary| {
+        counts.joined += u64::from(told.join(turn));
+        let (signals, shaped) = signals_of(turn);
+        let looked = Looked::of(turn, signals.as_ref().ok(), (shaped, grouped));
+        let promoted = promoted.contains(&turn.turn_id);
+        let share = shares.get(&turn.turn_id).copied();
+        let standing = Standing { promoted, share, shaped };
+        advantage::note_signals(turn, signals, standing, &method);
+        counts.add(turn, &method);
+        looked
     };
-    let done = stage::regroup(source, output, &plan, (look, survey), &mut watch);
+    let rules = Rules {
+        suppose: |turn| look(looked::supposed(turn)),
+        look: &look,
+        decide,
+        note,
+        merge: Summary::merge,
+    };
+    let mut watch = |tally: &Tally| bar.set_position(tally.rows);
+    let done = stage::regroup(source, output, &plan, rules, &mut watch);
     bar.finish_and_clear();
-    let done = done?;
+    let (done, counts) = done?;
+    summary.borrow_mut().merge(counts);
     heard.borrow_mut().add(&told);
     Ok(done)
 }
+
+/// What all rows together decide: the ids of promoted turns, and what the reward of a
+/// turn comes to, by its id.
+type Decided = (HashSet<String>, HashMap<String, f32>);
 
 /// Returns the columns that must be there. What somebody stated may spare the judge, but
 /// not where the judge's word is a part of the sum.
@@ -301,7 +314,7 @@ fn needs(estimator: Estimator, told: &ToldArgs) -> &'static [&'static str] {
 }
 
 fn method(args: &Args) -> Result<Method, Failure> {
-    let mut method = args.method.method();
+    let mut method = args.method.method_of(args.estimator);
     args.peers.check(method.estimator, args.files.fill)?;
     args.told.check(args.files.fill)?;
     method.gamma = args.peers.gamma.unwrap_or(method.gamma);

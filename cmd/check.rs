@@ -127,15 +127,19 @@ fn window(setup: &Setup, findings: &mut Vec<Finding>) {
 /// Looks whether the estimator has what it stands on.
 fn stages(setup: &Setup, findings: &mut Vec<Finding>) {
     // Nothing is known of a stage whose settings are faulty: that is told already.
-    let [made, trained] = ["advantage", "train"].map(|name| setup.value(name, "estimator"));
-    let Some(trained) = trained.filter(|_| setup.runs("train")) else { return };
+    let made = setup.value("advantage", "estimator");
+    // Told none, `train` takes the one of the table.
+    let trained = setup.value("train", "estimator").or_else(|| made.clone());
+    let Some(trained) = trained.filter(|_| setup.knows("train")) else { return };
     if let Some(made) = made.filter(|made| setup.runs("advantage") && *made != trained) {
         let found = format!("`advantage` has `{made}`, `train` has `{trained}`");
         let finding = Finding::warn("estimator", "[train]", found);
         findings.push(finding.remedy("`train` decides: write the same in both"));
     }
     // That nobody who teaches is left out is held by the loop's own reading of the file.
-    let topk = setup.value("teacher-lp", "topk").is_some_and(|topk| topk != "0");
+    let student = ["model", "policy", "student"];
+    let student = student.iter().any(|key| setup.value("teacher-lp", key).is_some());
+    let topk = setup.value("teacher-lp", "topk").map_or(student, |topk| topk != "0");
     findings.push(match trained.as_str() {
         "hybrid" | "topk-kl" if !topk => {
             let found = format!("`{trained}` needs the likeliest tokens of the teacher");

@@ -62,7 +62,9 @@ use scorer::Scorer;
 /// (`teacher_at_student`). The student is the policy that sampled the turn, from
 /// the folder that `train` fills (`--policy`), or one for all turns (`--student`),
 /// or else the model of `--model`. If a student is a server, all numbers are raw.
-/// A hint that lacks any of it counts as failed.
+/// A hint that lacks any of it counts as failed. `hybrid`, the default of `oclaw
+/// advantage`, learns from these; other estimators but `topk-kl` do without
+/// (`--topk 0`), and each turn costs one score less.
 ///
 /// Scores are kept in a file (`--cache`) under the ids and the model's weights (for
 /// a server its model and weight version), so that the same run scores nothing
@@ -91,9 +93,9 @@ pub(crate) struct Args {
     /// Folder of the policy's tokenizer and chat template [default: that of --model]
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
-    /// How many of the likeliest tokens to record at each position; 0 for none
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=64))]
-    topk: u16,
+    /// How many of the likeliest tokens to record at each position; 0 for none [default: 4; 0 without a student]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(0..=64))]
+    topk: Option<u16>,
     /// Folder of policies, of which the one that sampled a turn is its student
     #[arg(long, value_name = "DIR")]
     policy: Option<PathBuf>,
@@ -173,6 +175,7 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
             let source = files.open(context)?;
             check_tokenizer(&source, &chat, &folder, &|text| context.say(text))?;
             let with = with(scorer(true).await?);
+            tell_of_no_student(&args, context);
             let output = files.output();
             let tally = with.scorer.unless_gone(with.table(source, &output)).await?;
             context.conclude(with.counts.into_inner().table(&tally, &with.scorer));
@@ -181,12 +184,23 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<Exit> {
         let connect = async || scorer(false).await;
         let Some(scorer) = route.patiently(connect).await? else { return Ok(Exit::Done) };
         scorer.wait(route.tries());
+        tell_of_no_student(&args, context);
         let with = with(scorer);
         let shard = async |source, output: &Output| with.shard(source, output).await;
         let followed = route.run(shard, || with.scorer.meter().is_spent(1)).await?;
         let table = with.counts.borrow().table(&followed.tally, &with.scorer);
         route.conclude(followed, table)
     })
+}
+
+/// Says what a table lacks for which nobody was named.
+fn tell_of_no_student(args: &Args, context: &Context) {
+    if args.topk.is_none() && args.topk() == 0 {
+        context.say(
+            "note: no likeliest tokens are recorded, which `hybrid` learns from: they need a \
+             student (`--policy DIR` or `--student DIR|URL`); `--topk 0` says that none are wanted",
+        );
+    }
 }
 
 /// Whom a table is scored with.
@@ -227,7 +241,7 @@ impl With<'_> {
             chat: self.chat,
             name: &name,
             tempers: scorer.tempers(),
-            topk: args.topk,
+            topk: args.topk(),
             vocabulary: self.vocabulary,
         };
         let note = async |turn: Turn| {

@@ -28,9 +28,11 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use compute::ComputeArgs;
+#[cfg(feature = "torch")]
+use oclaw::advantage::Method;
 use oclaw::table::Source;
 
-use crate::advantage::MethodArgs;
+use crate::advantage::{EstimatorName, MethodArgs};
 use crate::common::Context;
 use crate::files::Inputs;
 use crate::follow::{FollowArgs, interval};
@@ -72,7 +74,9 @@ use terms::{LossArgs, ScheduleArgs};
 /// most -c A for negative A (`--dual-clip c`), ratio = exp(lc - lo); times the
 /// importance weight clamp(exp(lo - lb), low, high) of the server's log-probs lb;
 /// minus the entropy and plus the KL to the start model, weighted. The advantage
-/// is that of `--estimator`, computed with the trainer's own old log-probs lo.
+/// is that of `--estimator`, computed with the trainer's own old log-probs lo; if
+/// none is given, that of the estimator which the table was made with, or of `hybrid`
+/// where the table does not tell. Under `--follow` the first shard decides.
 ///
 /// That is PPO's loss (Schulman et al. 2017; separate bounds: DAPO, Yu et al. 2025;
 /// dual clip: Ye et al. 2020). `--loss gspo` (Zheng et al. 2025) takes the ratio of
@@ -96,7 +100,8 @@ use terms::{LossArgs, ScheduleArgs};
 /// clip(lt - lo, -C, C), C = `--distill-clip`: the sum over ids of the same loss
 /// as above with A = w d. The terms are weighed by `--w-rl` and `--w-opd`. A turn
 /// without a hint has no such term, a hint with a value that is not finite none
-/// at that token. The columns come from `oclaw teacher-lp --topk 4`.
+/// at that token. The columns come from `oclaw teacher-lp --topk 4`; a table whose
+/// hints all lack them is refused.
 ///
 /// `topk-kl` (SDFT, Shenfeld et al. 2026; SDPO, Hübotter et al. 2026) has no policy
 /// term: its loss is `--w-opd` times the KL of the policy from the teacher, over the
@@ -177,6 +182,9 @@ pub(crate) struct Args {
     inputs: Inputs,
     #[command(flatten)]
     following: FollowArgs,
+    /// How signals become advantages [default: that of the table, or `hybrid`]
+    #[arg(long, value_enum, value_name = "NAME")]
+    estimator: Option<EstimatorName>,
     #[command(flatten)]
     method: MethodArgs,
     /// Folder of the start model
@@ -376,6 +384,16 @@ pub(crate) fn stated_estimator(source: &Source) -> Option<&str> {
         }
     }
     found
+}
+
+#[cfg(feature = "torch")]
+impl Args {
+    /// Returns the estimator that was given, else the one that made the table, with its
+    /// numbers.
+    fn method_for(&self, source: &Source) -> Method {
+        let stated = || EstimatorName::from_str(stated_estimator(source)?, false).ok();
+        self.method.method_of(self.estimator.or_else(stated).unwrap_or_default())
+    }
 }
 
 /// Trains.

@@ -109,7 +109,7 @@ stage() { # COMMAND ARGUMENT…
 annotate() {
   stage judge --rules "$run/turns" |
     stage hint --from-feedback |
-    stage teacher-lp --model "$model" |
+    stage teacher-lp --topk 0 --model "$model" |
     stage advantage --estimator combine |
     tee "$run/batch.arrow" |
     stage train --estimator combine --model "$model" --lr "$learning_rate" --out "$run/policy" --metrics "$run/metrics.jsonl"

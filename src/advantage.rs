@@ -19,7 +19,7 @@ mod summary;
 
 pub use compare::{Agreement, Comparison, Side};
 pub use groups::{Scale, normalize_groups, rloo};
-pub use note::{Standing, note, note_among};
+pub use note::{Standing, note, note_among, note_signals};
 pub use promotion::{Outcome, outcome, promoted};
 pub use returns::{gae, reinforce_plus_plus, reinforce_plus_plus_baseline};
 pub use shaping::{Shaped, Weights};

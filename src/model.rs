@@ -16,6 +16,7 @@ mod cache;
 mod checkpoint;
 pub mod config;
 mod decoder;
+mod head;
 mod linear;
 mod pass;
 mod prefix;
@@ -35,6 +36,7 @@ use crate::tensors;
 pub use adapter::{Adapter, Lora, Targets};
 pub use cache::{Cache, Piece};
 pub use config::{Config, Family};
+pub use head::{Ahead, Head};
 pub use pass::Pass;
 pub use sampler::{Sampled, Sampler, SamplingParams};
 pub use score::{Score, Scored};
@@ -393,6 +395,11 @@ impl Model {
     /// Returns the f32 logits `[N, V]` of hidden states `[N, H]`.
     pub fn head(&self, hidden: &Tensor) -> Tensor {
         self.decoder.head(hidden)
+    }
+
+    /// Returns the head, to go through it with the rows of a pass and back.
+    pub fn head_pass(&self) -> Head<'_> {
+        Head::new(&self.decoder)
     }
 
     /// Returns an empty cache for one sequence of this model.

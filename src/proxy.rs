@@ -48,7 +48,7 @@ pub use metrics::Summary;
 pub use request_log::RequestLog;
 pub use routes::{Lock, Route, routes};
 
-use door::{Door, Peer};
+use door::Door;
 use fleet::Fleet;
 use limits::{Flights, Queue};
 use metrics::Metrics;
@@ -166,7 +166,7 @@ pub struct Running {
     pub address: SocketAddr,
     shared: Arc<Shared>,
     accepting: watch::Sender<bool>,
-    server: JoinHandle<std::io::Result<()>>,
+    server: JoinHandle<()>,
     tickers: [JoinHandle<()>; 2],
     flush_open: bool,
 }
@@ -202,14 +202,9 @@ pub async fn start(options: Options) -> Result<Running, Error> {
         log: options.request_log,
     });
     let accepting = watch::Sender::new(true);
-    let mut closing = accepting.subscribe();
-    let service = routes::router(shared.clone()).into_make_service_with_connect_info::<Peer>();
     let door = Door { listener, patience: limits.silence, stop: shared.stop.subscribe() };
-    let server = axum::serve(door, service).with_graceful_shutdown(async move {
-        // The sender lives as long as the proxy.
-        let _ = closing.wait_for(|accepting| !accepting).await;
-    });
-    let server = tokio::spawn(server.into_future());
+    let server = door.serve(routes::router(shared.clone()), accepting.subscribe());
+    let server = tokio::spawn(server);
     let tickers = [tokio::spawn(recorder.tick()), tokio::spawn(fleet.watch(limits.health))];
     Ok(Running { address, shared, accepting, server, tickers, flush_open: options.flush_open })
 }

@@ -1,7 +1,7 @@
 //! The loop of a stage: read turns, note something about each, write them all.
 //!
 //! There are two shapes and no trait. [`annotate`] asks one question per turn,
-//! several at once; [`regroup`] first looks at all turns, then notes. Both keep
+//! several at once; [`regroup`] looks at all turns before it notes one. Both keep
 //! the order of the rows and every column they do not write. Absent on purpose:
 //! what is asked, of whom, and what an answer means.
 
@@ -21,7 +21,7 @@ use crate::table::{Format, Sink, Source, StageLine, Target, Usage};
 use crate::trajectory;
 use crate::trajectory::{Turn, Writer};
 use columns::Layout;
-pub use regroup::regroup;
+pub use regroup::{Rules, regroup};
 
 /// Most bytes of a batch of [`annotate`], which holds as many of them as the turns
 /// under way span.
@@ -55,9 +55,13 @@ pub struct Plan {
     /// Columns that the note looks at, beside those that it writes: no others need be
     /// read where the rest can be copied. Nothing means all.
     pub reads: &'static [&'static str],
-    /// Columns that the first pass of [`regroup`] looks at as well. They may be heavy, and
-    /// the turns that it notes in the second pass need not have them.
-    pub looks: &'static [&'static str],
+    /// Light columns from which [`regroup`] may suppose what is kept of a turn. Nothing
+    /// means that it cannot be supposed.
+    pub peeks: &'static [&'static str],
+    /// Of a prompt is only asked whether it has ids, and none below 0: where a file of
+    /// ours says so of all its prompts, they need not be read, and turns have a single id
+    /// 0 in their place.
+    pub trusts_prompts: bool,
     /// Columns of an earlier stage that the note of [`regroup`] may mend.
     pub mends: &'static [&'static str],
     /// What the file shall say about this run.
@@ -75,7 +79,8 @@ impl Plan {
             at_once: 1,
             needs: &[],
             reads: &[],
-            looks: &[],
+            peeks: &[],
+            trusts_prompts: false,
             mends: &[],
             line: None,
             usage: None,

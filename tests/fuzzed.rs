@@ -10,6 +10,8 @@ use crate::harness::{fixture, root};
 
 #[path = "../fuzz/targets/capture.rs"]
 mod capture;
+#[cfg(feature = "torch")]
+mod engine;
 #[path = "../fuzz/targets/hint.rs"]
 mod hint;
 #[path = "../fuzz/targets/import.rs"]
@@ -18,6 +20,8 @@ mod import;
 mod journal;
 #[path = "../fuzz/targets/replies.rs"]
 mod replies;
+#[path = "../fuzz/targets/requests.rs"]
+mod requests;
 #[path = "../fuzz/targets/sse.rs"]
 mod sse;
 #[path = "../fuzz/targets/table.rs"]
@@ -145,6 +149,11 @@ fn hints() {
 #[test]
 fn lines_to_import() {
     run(&files(fixture("interchange")), 500, import::run);
+}
+
+#[test]
+fn bodies_of_requests() {
+    run(&seeds("requests"), 1500, requests::run);
 }
 
 #[test]

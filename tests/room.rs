@@ -19,7 +19,7 @@ mod privacy;
 mod proxy;
 mod report;
 #[cfg(feature = "torch")]
-mod serving;
+pub(crate) mod serving;
 mod replay;
 mod session;
 mod simulate;

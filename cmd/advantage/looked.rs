@@ -1,14 +1,11 @@
-//! What the first pass over a table keeps of each row.
+//! What is kept of each row until all are known.
 
-use std::collections::HashMap;
-
-use oclaw::advantage::{self, Member, Outcome, Shaped};
+use oclaw::advantage::{Member, Outcome, Shaped, Signals};
 use oclaw::trajectory::Turn;
 
 use super::peers::Peers;
 
-/// The columns that the signals of a row, its group and its session are read from, beside
-/// [`LOOKS`].
+/// The columns that the signals of a row, its group and its session are read from.
 pub(super) const READS: &[&str] = &[
     "session_id",
     "turn",
@@ -18,6 +15,7 @@ pub(super) const READS: &[&str] = &[
     "choice",
     "created_at",
     "status",
+    "prompt_ids",
     "response_ids",
     "rollout_log_probs",
     "token_source",
@@ -33,48 +31,37 @@ pub(super) const READS: &[&str] = &[
     "teacher_error",
 ];
 
-/// What is looked at once: prompts are the heaviest column of all.
-pub(super) const LOOKS: &[&str] = &["prompt_ids"];
+/// The light ones, from which the others can be supposed.
+pub(super) const PEEKS: &[&str] = &[
+    "session_id",
+    "turn",
+    "turn_id",
+    "parent_turn_id",
+    "branch",
+    "choice",
+    "created_at",
+    "status",
+    "token_source",
+    "untrainable_reason",
+    "reward_explicit",
+    "score",
+    "teacher",
+    "teacher_error",
+];
 
-/// What is wrong with a prompt, of which a note asks no more.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum OddPrompt {
-    /// It is not known.
-    Unknown,
-    /// It has no ids.
-    Empty,
-    /// It has an id below 0 at this place.
-    Negative(usize, i32),
-}
-
-impl OddPrompt {
-    /// Looks at a prompt. A sound one gives nothing.
-    fn of(prompt: Option<&[i32]>) -> Option<Self> {
-        let Some(ids) = prompt else { return Some(Self::Unknown) };
-        if ids.is_empty() {
-            return Some(Self::Empty);
+/// Supposes the lists of a turn that has only [`PEEKS`]: that they are there, and hold
+/// what they should. A table that was made by the stages is so, row for row but for rows
+/// that contradict themselves; which is found out when the lists are read.
+pub(super) fn supposed(turn: Turn) -> Turn {
+    let candidates = match (&turn.teacher_error, &turn.teacher) {
+        (Some(errors), _) => {
+            Some(errors.iter().map(|error| error.is_none().then(|| vec![0.0])).collect())
         }
-        // All at once, and which one it is only if there is one.
-        if ids.iter().fold(0, |all, id| all | id) >= 0 {
-            return None;
-        }
-        let place = ids.iter().position(|id| *id < 0)?;
-        Some(Self::Negative(place, ids[place]))
-    }
-}
-
-/// Returns a prompt that a note takes for the one that was looked at.
-pub(super) fn stand_in(odd: Option<&OddPrompt>) -> Option<Vec<i32>> {
-    match odd {
-        None => Some(vec![0]),
-        Some(OddPrompt::Unknown) => None,
-        Some(OddPrompt::Empty) => Some(Vec::new()),
-        Some(OddPrompt::Negative(place, id)) => {
-            let mut ids = vec![0; *place];
-            ids.push(*id);
-            Some(ids)
-        }
-    }
+        (None, Some(_)) => Some(vec![Some(vec![0.0])]),
+        (None, None) => None,
+    };
+    let one = || Some(vec![0]);
+    Turn { prompt_ids: one(), response_ids: one(), teacher_log_probs: candidates, ..turn }
 }
 
 /// What is kept of each row until all are known.
@@ -83,38 +70,31 @@ pub(super) struct Looked {
     pub(super) stated: bool,
     outcome: Outcome,
     member: Option<Member>,
-    prompt: Option<OddPrompt>,
 }
 
 impl Looked {
-    /// Looks at a row. Its group and what was expected of it are not in the turn.
-    pub(super) fn of(turn: &Turn, shaped: Option<Shaped>, grouped: bool) -> Self {
+    /// Looks at a row whose signals have been found: none if it contradicts itself. Its
+    /// group and what was expected of it are not in the turn.
+    pub(super) fn of(
+        turn: &Turn,
+        signals: Option<&Signals>,
+        (shaped, grouped): (Option<Shaped>, bool),
+    ) -> Self {
         Self {
             stated: turn.reward_explicit.is_some(),
-            outcome: advantage::outcome(turn, shaped),
-            member: grouped.then(|| advantage::member(turn, shaped, None, 0.0)),
-            prompt: OddPrompt::of(turn.prompt_ids.as_deref()),
+            outcome: Outcome::of(turn, signals, shaped),
+            member: grouped.then(|| Member::of(turn, signals)),
         }
     }
 }
 
-/// The rows, by what is to be known of all of them.
-pub(super) struct Rows {
-    pub(super) outcomes: Vec<Outcome>,
-    /// The members of groups, with their places.
-    pub(super) members: Vec<Member>,
-    /// By turn.
-    pub(super) prompts: HashMap<String, OddPrompt>,
-}
-
-pub(super) fn split(looked: Vec<Looked>, peers: &Peers) -> Rows {
+/// Returns the outcomes of the rows, and the members of groups with their places.
+pub(super) fn split(looked: Vec<Looked>, peers: &Peers) -> (Vec<Outcome>, Vec<Member>) {
     let (mut outcomes, mut members) = (Vec::new(), Vec::new());
-    let mut prompts = HashMap::new();
     for (row, looked) in looked.into_iter().enumerate() {
-        prompts.extend(looked.prompt.map(|odd| (looked.outcome.turn_id.clone(), odd)));
         outcomes.push(looked.outcome);
         let placed = |member| Member { group: peers.group(row), value: peers.value(row), ..member };
         members.extend(looked.member.map(placed));
     }
-    Rows { outcomes, members, prompts }
+    (outcomes, members)
 }

@@ -120,6 +120,11 @@ impl Setup {
         self.children.iter().any(|child| child.name == stage)
     }
 
+    /// Whether a process of ours runs whose settings are sound.
+    pub(super) fn knows(&self, name: &str) -> bool {
+        self.settings.contains_key(name)
+    }
+
     /// Returns all values of a setting of a process, as that will see them.
     pub(super) fn values(&self, name: &str, key: &str) -> Vec<String> {
         let id = key.replace('-', "_");

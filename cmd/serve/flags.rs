@@ -33,7 +33,8 @@ pub(crate) struct LimitFlags {
     /// Longest wait for the engine to begin its answer
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = units::duration)]
     answer_timeout: Duration,
-    /// Longest silence inside an answer or a request, or of a client that takes nothing
+    /// Longest silence inside an answer or a request, of a client that takes nothing, or
+    /// before the head of a request is there
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::duration)]
     silence: Duration,
     /// Longest wait of a request while the engines are on hold

@@ -32,7 +32,7 @@ pub(super) async fn foretell(
         chat,
         name: "",
         tempers: whom::all_local(args),
-        topk: args.topk,
+        topk: args.topk(),
         vocabulary: vocabulary(chat, folder),
     };
     let meter = Meter::new(&args.budget);

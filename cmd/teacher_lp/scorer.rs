@@ -58,7 +58,7 @@ impl Scorer {
         let student_folder = student_folder(args)?;
         let needs_local = args.model.is_some() || student_folder.is_some() || args.policy.is_some();
         let local = needs_local.then(|| Local::start(args.dtype)).transpose()?;
-        let ask = (args.topk, chat);
+        let ask = (args.topk(), chat);
         let (teacher, no_teacher) = match (args.servers.any(), &args.model) {
             (true, _) => {
                 let options = args.servers.options(context, |url| args.options(url.as_str()))?;
@@ -68,7 +68,7 @@ impl Scorer {
             (false, folder) => (Place::Folder(folder.clone().unwrap_or_default()), None),
         };
         let (student, no_student) = match (&args.student, student_folder) {
-            _ if args.topk == 0 => (Student::None, None),
+            _ if args.topk() == 0 => (Student::None, None),
             (_, Some(folder)) => (Student::Fixed(Place::Folder(folder)), None),
             (Some(url), None) => {
                 let url = url.to_string_lossy();
@@ -89,7 +89,7 @@ impl Scorer {
             local,
             keeper,
             folders: Folders::new(dtype(args), chat.tokenizer.hash()),
-            probe: probe(args.topk, chat)?,
+            probe: probe(args.topk(), chat)?,
             away: Away::default(),
             absent: no_teacher.or(no_student).map_or_else(Absent::default, Absent::new),
         };

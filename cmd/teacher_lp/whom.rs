@@ -56,9 +56,9 @@ pub(super) const SHARE: &str = "teacher and student must share the policy's voca
 
 /// Returns the one folder of the student, if it is one and not a policy per turn.
 pub(super) fn student_folder(args: &Args) -> anyhow::Result<Option<PathBuf>> {
-    match (args.topk, &args.student, &args.policy, &args.model) {
+    match (args.topk(), &args.student, &args.policy, &args.model) {
         (0, Some(_), ..) | (0, _, Some(_), _) => {
-            Err(Failure::usage("a student has nothing to do without `--topk`").into())
+            Err(Failure::usage("a student has nothing to do under `--topk 0`").into())
         }
         (0, ..) | (_, None, Some(_), _) => Ok(None),
         (_, Some(place), ..) if is_address(place) => Ok(None),
@@ -116,7 +116,17 @@ pub(super) fn probe(topk: u16, chat: &Chat) -> anyhow::Result<engine::ScoreReque
     Ok(engine::ScoreRequest { ids, start: 1, top_k: topk.into(), chosen })
 }
 
+/// So many of the likeliest tokens are recorded if nobody says how many.
+const TOPK: u16 = 4;
+
 impl Args {
+    /// Returns how many of the likeliest tokens are recorded: by default some, if there is
+    /// a student.
+    pub(super) fn topk(&self) -> u16 {
+        let student = [&self.student, &self.policy, &self.model].iter().any(|it| it.is_some());
+        self.topk.unwrap_or(if student { TOPK } else { 0 })
+    }
+
     pub(super) fn options(&self, url: &str) -> EngineOptions {
         let mut options = EngineOptions::new(url);
         options.timeout = Duration::from_secs(self.timeout);

@@ -10,8 +10,26 @@ use oclaw::table::Source;
 use oclaw::template::{self, Tokenizer};
 use oclaw::trajectory::Turn;
 
-use super::{Args, stated_estimator};
+use super::{Args, idle, stated_estimator};
+use crate::advantage::EstimatorName;
 use crate::report::Failure;
+
+/// Returns the estimator of a table: the one that was given, else the table's own. Of
+/// that is said what it is, and which flags do nothing under it.
+pub(super) fn choose(
+    source: &Source,
+    args: &Args,
+    say: &mut dyn FnMut(String),
+) -> Result<Method, Failure> {
+    let method = args.method_for(source);
+    if args.estimator.is_none() {
+        if method.estimator != Estimator::from(EstimatorName::default()) {
+            say(format!("the estimator is `{}`, as the table's", method.estimator));
+        }
+        idle::tell(args, method.estimator, say)?;
+    }
+    Ok(method)
+}
 
 /// The stages that the estimator stands on must have run.
 pub(super) fn check_columns(source: &Source, method: &Method) -> Result<(), stage::Error> {
@@ -26,20 +44,29 @@ pub(super) fn check_columns(source: &Source, method: &Method) -> Result<(), stag
     }
 }
 
-/// `teacher-lp` without `--topk` writes its top-k columns too, all null.
-pub(super) fn check_topk(queue: &VecDeque<Turn>, method: &Method) -> Result<(), stage::Error> {
-    let taught = |turn: &&Turn| turn.teacher_log_probs.iter().flatten().any(Option::is_some);
-    let lacking = |turn: &Turn| turn.teacher_topk_ids.is_none() || turn.student_topk_ids.is_none();
-    match method.estimator.reads_topk()
-        && queue.iter().any(|turn| taught(&turn))
-        && queue.iter().all(lacking)
-    {
-        true => Err(stage::Error::ColumnMissing {
-            column: "teacher_topk_ids",
-            stage: "teacher-lp --topk 4",
-        }),
-        false => Ok(()),
+/// `teacher-lp --topk 0` writes its top-k columns too, all null.
+pub(super) fn check_topk(
+    queue: &VecDeque<Turn>,
+    method: &Method,
+    say: &mut dyn FnMut(String),
+) -> Result<(), Failure> {
+    let taught = |turn: &Turn| turn.teacher_log_probs.iter().flatten().any(Option::is_some);
+    let lacks = |turn: &Turn| turn.teacher_topk_ids.is_none() || turn.student_topk_ids.is_none();
+    let lacking = queue.iter().filter(|turn| taught(turn) && lacks(turn)).count();
+    if lacking == 0 || !method.estimator.reads_topk() {
+        return Ok(());
     }
+    if queue.iter().all(lacks) {
+        let (column, stage) = ("teacher_topk_ids", "teacher-lp --topk 4");
+        let problem = stage::Error::ColumnMissing { column, stage }.to_string();
+        let remedy = "or train by the sampled tokens alone: `--estimator combine`";
+        return Err(Failure::failed(problem).hint(remedy));
+    }
+    say(format!(
+        "warning: the hints of {lacking} turns teach nothing: `oclaw teacher-lp --topk 4` has not \
+         told their likeliest tokens"
+    ));
+    Ok(())
 }
 
 /// A reward part that another estimator made is no part of this one. What is only

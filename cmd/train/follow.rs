@@ -41,7 +41,7 @@ pub(super) fn run(
     }
     // The first signal ends the run between two steps.
     let signal = context.drain_on_signal();
-    let method = args.method.method();
+    let method = args.method.method_of(args.estimator.unwrap_or_default());
     let trainer = Trainer::open(steps::options(args, context, &method)?)?;
     let records = Records::open(args)?;
     steps::announce(&trainer, args, context);
@@ -50,6 +50,7 @@ pub(super) fn run(
         shelf,
         context,
         method,
+        chosen: args.estimator.is_some(),
         signal,
         trainer,
         records,
@@ -76,6 +77,8 @@ struct Run<'a> {
     shelf: &'a mut Shelf,
     context: &'a Context,
     method: Method,
+    /// Whether the method is no longer a guess: it was given, or a shard was read.
+    chosen: bool,
     signal: watch::Receiver<bool>,
     trainer: Trainer,
     records: Records,
@@ -293,15 +296,20 @@ impl Run<'_> {
         let opened = unless_signalled(&self.signal, self.incoming.source(shard));
         let Some(opened) = self.context.block_on(opened) else { return Ok(()) };
         let (mut source, _copy) = opened?;
-        checks::check_columns(&source, &self.method)?;
         let mut said = Vec::new();
-        checks::check_estimator(&source, self.method.estimator, &mut |text| said.push(text))?;
+        let method = match self.chosen {
+            true => self.method.clone(),
+            false => checks::choose(&source, self.args, &mut |text| said.push(text))?,
+        };
+        checks::check_columns(&source, &method)?;
+        checks::check_estimator(&source, method.estimator, &mut |text| said.push(text))?;
         checks::check_tokenizer(&source, self.args)?;
         let mut turns = VecDeque::new();
         while let Some(more) = source.next_turns()? {
             turns.extend(more);
         }
-        checks::check_topk(&turns, &self.method)?;
+        checks::check_topk(&turns, &method, &mut |text| said.push(text))?;
+        self.choose(method);
         said.into_iter().for_each(|text| self.say_once(text));
         let rows = turns.len();
         turns.retain(|turn| self.trainer.ledger().entry(&turn.turn_id).is_none());
@@ -316,6 +324,16 @@ impl Run<'_> {
         self.queue.extend(turns);
         self.read.insert(shard.name.clone());
         Ok(())
+    }
+
+    /// Trains by a method from here on. The first shard has it, before any turn is taken.
+    fn choose(&mut self, method: Method) {
+        if !self.chosen {
+            let terms = self.args.loss.terms(&method);
+            let settings = steps::settings(self.args, &method);
+            self.trainer.set_method(method.clone(), terms, settings);
+            (self.method, self.chosen) = (method, true);
+        }
     }
 
     /// Lists a shard, waiting for a store that is away. If a signal comes first, whoever

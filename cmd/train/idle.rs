@@ -22,11 +22,18 @@ const NOT_OF_TOPK_KL: [&str; 12] = [
     "subset",
 ];
 
-/// Refuses what was given for this run and does nothing in it; returns notes about
-/// the rest.
-pub(super) fn check(args: &Args) -> Result<Vec<String>, Failure> {
-    check_rounding(args)?;
-    let estimator: Estimator = args.method.estimator.into();
+/// Refuses what was given for this run and does nothing in it; says so of the rest.
+pub(super) fn tell(
+    args: &Args,
+    estimator: Estimator,
+    say: &mut dyn FnMut(String),
+) -> Result<(), Failure> {
+    check(args, estimator)?.into_iter().for_each(|note| say(format!("note: {note}")));
+    Ok(())
+}
+
+/// Returns the notes.
+fn check(args: &Args, estimator: Estimator) -> Result<Vec<String>, Failure> {
     let mut notes = Vec::new();
     let mut note = |flag: &str, why: String| {
         if args.given.has(flag) {
@@ -70,7 +77,7 @@ pub(super) fn check(args: &Args) -> Result<Vec<String>, Failure> {
 
 /// Weights are rounded only where a policy is written in bf16, and by chance only where
 /// all of them are trained.
-fn check_rounding(args: &Args) -> Result<(), Failure> {
+pub(super) fn check_rounding(args: &Args) -> Result<(), Failure> {
     let Some(rounding) = args.save_rounding else { return Ok(()) };
     if args.dtype == Some(DtypeName::F32) {
         let problem = "`--save-rounding` is for policies in bf16: `--dtype f32` rounds nothing";
@@ -100,12 +107,17 @@ mod tests {
         Args::from_arg_matches(&command.try_get_matches_from(words).unwrap()).unwrap()
     }
 
+    fn checked(args: &Args) -> Result<Vec<String>, Failure> {
+        check_rounding(args)?;
+        check(args, args.estimator.unwrap_or_default().into())
+    }
+
     fn refused(flags: &[&str]) -> String {
-        check(&parsed(flags, &[])).unwrap_err().to_string()
+        checked(&parsed(flags, &[])).unwrap_err().to_string()
     }
 
     fn noted(flags: &[&str]) -> Vec<String> {
-        check(&parsed(flags, &[])).unwrap()
+        checked(&parsed(flags, &[])).unwrap()
     }
 
     #[test]
@@ -136,9 +148,9 @@ mod tests {
     #[test]
     fn what_a_file_gives_is_noted_unless_it_is_the_default() {
         let file = [("subset", "teacher"), ("loss", "ppo")];
-        let notes = check(&parsed(&["--estimator", "topk-kl"], &file)).unwrap();
+        let notes = checked(&parsed(&["--estimator", "topk-kl"], &file)).unwrap();
         assert_eq!(notes, ["`--subset` does nothing under `--estimator topk-kl`"]);
-        let notes = check(&parsed(&["--estimator", "hybrid"], &file)).unwrap();
+        let notes = checked(&parsed(&["--estimator", "hybrid"], &file)).unwrap();
         assert!(notes.is_empty(), "{notes:?}");
     }
 

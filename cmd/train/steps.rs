@@ -39,14 +39,16 @@ const TINY_CHANGE: f64 = 0.05;
 pub(super) fn run(args: &Args, shelf: &mut Shelf, context: &Context) -> anyhow::Result<Exit> {
     args.loss.check()?;
     args.schedule.check()?;
-    for note in idle::check(args)? {
-        context.say(format!("note: {note}"));
+    idle::check_rounding(args)?;
+    // What is not given the table tells.
+    if let Some(estimator) = args.estimator {
+        idle::tell(args, estimator.into(), &mut |text| context.say(text))?;
     }
     if let Some(folder) = args.following.folder()? {
         return follow::run(args, shelf, context, folder);
     }
     let mut source = args.inputs.open(context)?;
-    let method = args.method.method();
+    let method = checks::choose(&source, args, &mut |text| context.say(text))?;
     checks::check_columns(&source, &method)?;
     checks::check_estimator(&source, method.estimator, &mut |text| context.say(text))?;
     checks::check_tokenizer(&source, args)?;
@@ -57,7 +59,7 @@ pub(super) fn run(args: &Args, shelf: &mut Shelf, context: &Context) -> anyhow::
     while let Some(turns) = source.next_turns()? {
         queue.extend(turns);
     }
-    checks::check_topk(&queue, &method)?;
+    checks::check_topk(&queue, &method, &mut |text| context.say(text))?;
     let bar = progress::bar(context, "train", Some(queue.len() as u64));
     let done = steps(&mut trainer, &mut queue, args, &bar, &mut |trained| {
         if let Some(policy) = &trained.policy {
@@ -190,7 +192,7 @@ fn rates(args: &Args) -> Rates {
 }
 
 /// What the record in a policy's folder says about the run.
-fn settings(args: &Args, method: &Method) -> serde_json::Value {
+pub(super) fn settings(args: &Args, method: &Method) -> serde_json::Value {
     let (loss, optimizer, schedule) = (&args.loss, &args.optimizer, &args.schedule);
     serde_json::json!({
         "estimator": method.estimator.as_str(),

@@ -25,6 +25,7 @@ ROWS = int(os.environ.get("ROWS", 100_000))
 RUNS = int(os.environ.get("RUNS", 3))
 PEER = "benches/peers/advantage_columns.py"
 PEERS = ("pyarrow", "polars", "polars-streaming")
+COMBINE = ("advantage", "-q", "--estimator", "combine")
 COUNT = """import sys, pyarrow.parquet as parquet
 file = parquet.ParquetFile(sys.argv[1])
 groups = range(file.num_row_groups)
@@ -64,8 +65,8 @@ def main():
     print(json.dumps({"machine": facts()}), flush=True)
     with tempfile.TemporaryDirectory(dir=kept) as folder:
         ours = f"{folder}/oclaw.parquet"
-        seconds, processor, peak = best([oclaw, "advantage", "-q", table, "-o", ours])
-        _, _, half_peak = best([oclaw, "advantage", "-q", half, "-o", f"{folder}/half.parquet"])
+        seconds, processor, peak = best([oclaw, *COMBINE, table, "-o", ours])
+        _, _, half_peak = best([oclaw, *COMBINE, half, "-o", f"{folder}/half.parquet"])
         peers = {}
         for peer in PEERS:
             theirs = f"{folder}/{peer}.parquet"

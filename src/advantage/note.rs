@@ -1,7 +1,9 @@
 //! Fills the advantage columns of one row.
 
 use super::signals::{NO_SIGNAL_PROMOTED, resolve_shaped};
-use super::{Estimator, Evidence, Method, Shaped, Signals, advantages, grpo, reinforce_plus_plus};
+use super::{
+    Estimator, Evidence, Method, Refusal, Shaped, Signals, advantages, grpo, reinforce_plus_plus,
+};
 use crate::trajectory::Turn;
 use crate::trajectory::words::SampleKind;
 
@@ -29,8 +31,20 @@ pub fn note(turn: Turn, promoted: bool, method: &Method) -> Turn {
 /// row gets no `advantages` here: `train` has log-probs of its own. None has any under
 /// `topk-kl`.
 pub fn note_among(mut turn: Turn, standing: Standing, method: &Method) -> Turn {
+    let signals = resolve_shaped(&turn, standing.shaped);
+    note_signals(&mut turn, signals, standing, method);
+    turn
+}
+
+/// Fills every column of this stage in a turn whose signals have been found.
+pub fn note_signals(
+    turn: &mut Turn,
+    signals: Result<Signals, Refusal>,
+    standing: Standing,
+    method: &Method,
+) {
     let promoted = standing.promoted;
-    let mut signals = match resolve_shaped(&turn, standing.shaped) {
+    let mut signals = match signals {
         Ok(signals) => signals,
         Err(refusal) => return refuse(turn, refusal.to_string()),
     };
@@ -43,12 +57,12 @@ pub fn note_among(mut turn: Turn, standing: Standing, method: &Method) -> Turn {
         mask
     });
     let trainable = mask.as_ref().is_some_and(|mask| mask.contains(&1));
-    let old = behaviour(&turn);
+    let old = behaviour(turn);
     let reward_part = reward_part(&signals, mask.as_deref(), standing.share, method);
     let evidence = Evidence {
         reward: signals.reward,
         reward_part: reward_part.as_deref(),
-        teacher: signals.teacher_log_probs(&turn),
+        teacher: signals.teacher_log_probs(turn),
         old: &old,
         promoted,
     };
@@ -66,7 +80,6 @@ pub fn note_among(mut turn: Turn, standing: Standing, method: &Method) -> Turn {
     turn.promoted = Some(promoted);
     turn.loss_mask = mask;
     turn.advantage_error = None;
-    turn
 }
 
 /// Returns the reward part of the advantage per response token. A taught row
@@ -102,7 +115,7 @@ fn behaviour(turn: &Turn) -> Vec<f32> {
     }
 }
 
-fn refuse(mut turn: Turn, error: String) -> Turn {
+fn refuse(turn: &mut Turn, error: String) {
     turn.reward = None;
     turn.reward_source = None;
     turn.sample_kind = Some(SampleKind::None);
@@ -112,5 +125,4 @@ fn refuse(mut turn: Turn, error: String) -> Turn {
     turn.rl_advantages = None;
     turn.advantages = None;
     turn.advantage_error = Some(error);
-    turn
 }

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::collections::HashSet;
 
-use super::Shaped;
 use super::signals::resolve_shaped;
+use super::{Shaped, Signals};
 use crate::trajectory::Turn;
 use crate::trajectory::words::SampleKind;
 
@@ -28,18 +28,23 @@ pub struct Outcome {
 
 /// Reads a turn's outcome. A row that contradicts itself has no signal.
 pub fn outcome(turn: &Turn, shaped: Option<Shaped>) -> Outcome {
-    let signals = resolve_shaped(turn, shaped).ok();
-    Outcome {
-        session_id: turn.session_id.clone(),
-        turn: turn.turn,
-        created_at: turn.created_at.0,
-        turn_id: turn.turn_id.clone(),
-        signal: signals
-            .as_ref()
-            .is_some_and(|signals| signals.kind != SampleKind::None && signals.trainable()),
-        judged_neutral: signals.is_some_and(|signals| {
-            signals.reward == Some(0.0) && signals.trainable() && judged_zero(turn, shaped)
-        }),
+    Outcome::of(turn, resolve_shaped(turn, shaped).ok().as_ref(), shaped)
+}
+
+impl Outcome {
+    /// Reads the outcome of a turn whose signals have been found: none if it contradicts
+    /// itself.
+    pub fn of(turn: &Turn, signals: Option<&Signals>, shaped: Option<Shaped>) -> Self {
+        let signals = signals.filter(|signals| signals.trainable());
+        Self {
+            session_id: turn.session_id.clone(),
+            turn: turn.turn,
+            created_at: turn.created_at.0,
+            turn_id: turn.turn_id.clone(),
+            signal: signals.is_some_and(|signals| signals.kind != SampleKind::None),
+            judged_neutral: signals
+                .is_some_and(|signals| signals.reward == Some(0.0) && judged_zero(turn, shaped)),
+        }
     }
 }
 

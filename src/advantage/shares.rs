@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::groups::{Scale, normalize_groups, rloo};
 use super::returns::gae;
 use super::signals::resolve_shaped;
-use super::{Estimator, Method, Shaped};
+use super::{Estimator, Method, Shaped, Signals};
 use crate::trajectory::Turn;
 
 /// What has to be known of a row.
@@ -31,16 +31,24 @@ pub struct Member {
 
 /// Reads a row. One that contradicts itself has no reward.
 pub fn member(turn: &Turn, shaped: Option<Shaped>, group: Option<u64>, value: f32) -> Member {
-    let signals = resolve_shaped(turn, shaped).ok().filter(super::Signals::trainable);
-    Member {
-        turn_id: turn.turn_id.clone(),
-        parent_turn_id: turn.parent_turn_id.clone(),
-        branch: turn.branch.clone(),
-        choice: turn.choice,
-        created_at: turn.created_at.0,
-        reward: signals.and_then(|signals| signals.reward),
-        group,
-        value,
+    Member { group, value, ..Member::of(turn, resolve_shaped(turn, shaped).ok().as_ref()) }
+}
+
+impl Member {
+    /// Reads a row whose signals have been found: none if it contradicts itself. It is of
+    /// no group, and 0 was expected of it.
+    pub fn of(turn: &Turn, signals: Option<&Signals>) -> Self {
+        let signals = signals.filter(|signals| signals.trainable());
+        Self {
+            turn_id: turn.turn_id.clone(),
+            parent_turn_id: turn.parent_turn_id.clone(),
+            branch: turn.branch.clone(),
+            choice: turn.choice,
+            created_at: turn.created_at.0,
+            reward: signals.and_then(|signals| signals.reward),
+            group: None,
+            value: 0.0,
+        }
     }
 }
 

@@ -99,6 +99,8 @@ pub struct Summary {
     pub advantages: Spread,
     /// The distillation advantages `lt_t - lo_t` of those tokens.
     pub distilled: Spread,
+    /// Rows whose teacher is not in the advantages: it has a loss of its own.
+    pub taught_apart: u64,
 }
 
 impl Summary {
@@ -120,6 +122,7 @@ impl Summary {
         let trained = |token: &usize| mask[*token] == 1;
         self.tokens += (0..mask.len()).filter(trained).count() as u64;
         let taught = matches!(kind, SampleKind::Opd | SampleKind::OpdRl);
+        self.taught_apart += u64::from(trainable && taught && method.estimator.reads_topk());
         if let Some(advantages) = &turn.advantages {
             let used = (0..mask.len()).filter(trained);
             used.for_each(|token| self.advantages.add(advantages[token]));
@@ -151,6 +154,7 @@ impl Summary {
         self.tokens += other.tokens;
         self.advantages.merge(&other.advantages);
         self.distilled.merge(&other.distilled);
+        self.taught_apart += other.taught_apart;
     }
 
     fn add_distilled(&mut self, turn: &Turn, mask: &[i8], method: &Method) {
@@ -181,8 +185,10 @@ impl Summary {
         if self.rows > 0 && self.rows == self.of_kind(SampleKind::None) {
             found.push("no row carries a signal: nothing can be trained".to_owned());
         }
+        let apart = self.taught_apart > 0;
         if let Some(std) = self.advantages.std()
             && std < 0.1
+            && !apart
         {
             found.push(format!("advantages hardly differ (std {std:.4}): the signal is weak"));
         }
@@ -192,7 +198,7 @@ impl Summary {
                     .to_owned(),
             );
         }
-        if self.advantages.count > 0 && self.advantages.min > 0.0 {
+        if self.advantages.count > 0 && self.advantages.min > 0.0 && !apart {
             found.push("all advantages are positive: nothing is discouraged".to_owned());
         }
         found

@@ -12,7 +12,7 @@ use super::adapter::Adapter;
 use super::attention::{Back, Mask, attend};
 use super::cache::Cache;
 use super::config::Config;
-use super::linear::{Linear, Way};
+use super::linear::{Linear, Way, apply_all};
 use super::prefix::Forest;
 use super::rotary::{Rotary, Rotation};
 use super::rows;
@@ -84,9 +84,9 @@ impl Attention {
             Some(norm) => norm.apply(&x),
             None => x,
         };
-        let queries = normed(heads(self.q_proj.apply(x, way)), &self.q_norm);
-        let keys = normed(heads(self.k_proj.apply(x, way)), &self.k_norm);
-        let values = heads(self.v_proj.apply(x, way));
+        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let [queries, keys, values] = apply_all(projections, x, way).map(heads);
+        let (queries, keys) = (normed(queries, &self.q_norm), normed(keys, &self.k_norm));
         (rotation.apply(&queries), rotation.apply(&keys), values)
     }
 }
@@ -100,7 +100,7 @@ struct Mlp {
 
 impl Mlp {
     fn apply(&self, x: &Tensor, way: Way) -> Tensor {
-        let gated = self.gate_proj.apply(x, way).silu() * self.up_proj.apply(x, way);
+        let gated = self.gate_proj.apply(x, way).silu() * self.up_proj.apply_narrow(x, way);
         self.down_proj.apply(&gated, way)
     }
 }
@@ -203,7 +203,7 @@ pub(super) struct Decoder {
     embed_tokens: Tensor,
     layers: Vec<Layer>,
     norm: Norm,
-    lm_head: Linear,
+    pub(super) lm_head: Linear,
     rotary: Rotary,
     device: Device,
     /// Type of the products; that of the weights may be another.

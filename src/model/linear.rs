@@ -11,11 +11,15 @@ const WIDE_ROWS: i64 = 64;
 /// Tells whether rows are better multiplied in f32 by widened weights: without
 /// AVX-512, libtorch's bf16 products are several times slower than its f32 ones.
 fn widens(x: &Tensor) -> bool {
+    may_widen(x.device()) && x.size()[0] >= WIDE_ROWS
+}
+
+fn may_widen(device: Device) -> bool {
     #[cfg(target_arch = "x86_64")]
     let slow = !is_x86_feature_detected!("avx512bw") || !is_x86_feature_detected!("avx512vl");
     #[cfg(not(target_arch = "x86_64"))]
     let slow = false;
-    slow && x.device() == Device::Cpu && x.size()[0] >= WIDE_ROWS
+    slow && device == Device::Cpu
 }
 
 /// The pair of matrices that LoRA trains beside a weight.
@@ -31,8 +35,9 @@ pub(super) struct LowRank {
 
 impl LowRank {
     fn apply(&self, x: &Tensor) -> Tensor {
-        let narrow = x.linear(&self.down, None::<&Tensor>);
-        narrow.linear(&self.up, None::<&Tensor>) * self.scale
+        // Of the three the narrow product has the fewest numbers to multiply.
+        let narrow = x.linear(&self.down, None::<&Tensor>) * self.scale;
+        narrow.linear(&self.up, None::<&Tensor>)
     }
 }
 
@@ -94,10 +99,51 @@ impl Linear {
         self.with_bias(product.to_kind(Kind::Float))
     }
 
+    /// Returns the weight in the product's type, if libtorch's product in that type is all
+    /// there is.
+    pub(super) fn bare_weight(&self) -> Option<Tensor> {
+        let bare = self.bias.is_none() && self.low_rank.is_none();
+        let own = self.kind == Kind::Float || !may_widen(self.weight.device());
+        (bare && own).then(|| self.weight.to_kind(self.kind))
+    }
+
+    /// As [`Linear::apply`], but a product that nothing is added to stays in its own type,
+    /// which holds the same numbers: what autograd keeps of it then takes half the memory.
+    pub(super) fn apply_narrow(&self, x: &Tensor, way: Way) -> Tensor {
+        let bare = self.bias.is_none() && self.low_rank.is_none();
+        match way == Way::Libtorch && bare && self.kind != Kind::Float && !widens(x) {
+            true => x.to_kind(self.kind).linear(&self.weight.to_kind(self.kind), None::<&Tensor>),
+            false => self.apply(x, way),
+        }
+    }
+
     fn with_bias(&self, product: Tensor) -> Tensor {
         match &self.bias {
             Some(bias) => product + bias,
             None => product,
         }
     }
+}
+
+/// Applies several layers to one `x`. Where libtorch multiplies in bf16 it does so once,
+/// with all their weights together: `x` is rounded and kept once, and its gradient, too,
+/// is a single product.
+pub(super) fn apply_all<const N: usize>(layers: [&Linear; N], x: &Tensor, way: Way) -> [Tensor; N] {
+    let kind = layers[0].kind;
+    let alike = layers.iter().all(|layer| layer.kind == kind);
+    if way == Way::Own || kind == Kind::Float || !alike || widens(x) {
+        return layers.map(|layer| layer.apply(x, way));
+    }
+    let weights = layers.map(|layer| layer.weight.to_kind(kind));
+    let product = x.to_kind(kind).linear(&Tensor::cat(&weights, 0), None::<&Tensor>);
+    let (product, mut start) = (product.to_kind(Kind::Float), 0);
+    layers.map(|layer| {
+        let outputs = layer.weight.size()[0];
+        let own = layer.with_bias(product.narrow(1, start, outputs));
+        start += outputs;
+        match &layer.low_rank {
+            Some(low_rank) => own + low_rank.apply(x),
+            None => own,
+        }
+    })
 }

@@ -23,9 +23,11 @@ const SERVE_TIMEOUT: Duration = Duration::from_secs(1800);
 /// Stages that a loop can do without.
 const OPTIONAL: [&str; 6] = ["judge", "hint", "teacher-lp", "advantage", "train", "sync-weights"];
 
-/// The estimator unless it is told, and those that learn from a teacher.
-const ESTIMATOR: &str = "combine";
+/// The estimator unless it is told, those that learn from a teacher, and those that
+/// learn from its likeliest tokens.
+const ESTIMATOR: &str = "hybrid";
 const TAUGHT: [&str; 4] = ["opd", "combine", "hybrid", "topk-kl"];
+const TAUGHT_LIKELIEST: [&str; 2] = ["hybrid", "topk-kl"];
 
 /// What is wanted beside the plan.
 #[derive(Debug, Clone)]
@@ -346,6 +348,7 @@ impl Cast<'_> {
             (None, Some(_)) => None,
             (None, None) => planned().map(|(_, engine)| engine.url.clone()),
         };
+        let elsewhere = server.is_some() || self.wishes.run.store.is_some();
         match (server, given("model")) {
             (Some(url), _) => {
                 flag("engine", url);
@@ -355,17 +358,35 @@ impl Cast<'_> {
             (None, Some(_)) => {}
             (None, None) => flag("model", self.base()?),
         }
-        let student = given("policy").or_else(|| given("student"));
-        if given("topk").is_some_and(|topk| topk != "0") && student.is_none() {
-            if self.wishes.run.store.is_some() {
-                let problem = "`[teacher-lp] topk` asks the newest policy, which is in the \
-                               `store`: name an engine that serves it, `[teacher-lp] student = \
-                               URL`";
-                return Err(Error::Wanting { problem: problem.to_owned() });
-            }
-            flag("policy", path(&self.wishes.run.policy())?);
+        if given("policy").or_else(|| given("student")).is_some() {
+            return Ok(words);
+        }
+        let wanted = given("topk").map_or_else(|| self.learns_from_likeliest(), |it| it != "0");
+        match (wanted, given("topk")) {
+            // The policies are not at hand where they are in a store, nor the models to
+            // run them where a server is the teacher: the engine has the newest.
+            (true, _) if elsewhere => flag("student", self.newest()?),
+            (true, _) => flag("policy", path(&self.wishes.run.policy())?),
+            (false, None) => flag("topk", "0".to_owned()),
+            (false, Some(_)) => {}
         }
         Ok(words)
+    }
+
+    /// Tells whether the likeliest tokens of teacher and policy are of any use.
+    fn learns_from_likeliest(&self) -> bool {
+        let stages = ["train", "advantage"];
+        let told = stages.into_iter().find_map(|stage| (self.given)(stage, "estimator"));
+        TAUGHT_LIKELIEST.contains(&told.as_deref().unwrap_or(ESTIMATOR))
+    }
+
+    /// Finds an engine that serves the newest policy.
+    fn newest(&self) -> Result<String, Error> {
+        policy_engines(self.plan, self.given).into_iter().next().ok_or_else(|| Error::Wanting {
+            problem: "`[teacher-lp] topk` asks the newest policy: name an engine that serves \
+                      it, `[teacher-lp] student = URL`"
+                .to_owned(),
+        })
     }
 
     /// Returns the estimator of the other of two stages where only that is told.

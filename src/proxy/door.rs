@@ -1,5 +1,5 @@
-//! The listening socket: no delay on tokens, and no end of patience with a client
-//! that takes nothing.
+//! The listening socket: no delay on tokens, and an end of patience with a client
+//! that takes nothing, or whose request does not come.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -7,25 +7,30 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::extract::connect_info::Connected;
-use axum::serve::{IncomingStream, Listener};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request};
+use axum::serve::Listener;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tower_service::Service;
 
 /// The listening socket.
 pub(super) struct Door {
     pub(super) listener: TcpListener,
-    /// How long a client may take nothing while there is something for it.
+    /// How long a client may take nothing while there is something for it, and may need
+    /// for the head of a request.
     pub(super) patience: Duration,
     /// Becomes true when running answers must end.
     pub(super) stop: watch::Receiver<bool>,
 }
 
-impl Listener for Door {
-    type Io = Line;
-    type Addr = SocketAddr;
-
+impl Door {
     async fn accept(&mut self) -> (Line, SocketAddr) {
         let (stream, address) = Listener::accept(&mut self.listener).await;
         // A token must not wait for the next one.
@@ -34,20 +39,41 @@ impl Listener for Door {
         (Line { stream, patience, stop, stuck: None }, address)
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+    /// Lets clients in as long as it is `accepting`, and answers each by the router. Who
+    /// is inside at the end gets the answer that has begun.
+    pub(super) async fn serve(mut self, router: Router, mut accepting: watch::Receiver<bool>) {
+        let mut http = http1::Builder::new();
+        // However it drips, a head has an end; a connection without one is closed, too.
+        http.timer(TokioTimer::new()).header_read_timeout(self.patience);
+        loop {
+            let (line, address) = tokio::select! {
+                accepted = self.accept() => accepted,
+                _ = accepting.wait_for(|accepting| !accepting) => return,
+            };
+            let (router, mut accepting) = (router.clone(), accepting.clone());
+            let service = service_fn(move |request: hyper::Request<Incoming>| {
+                let mut request: Request = request.map(Body::new);
+                request.extensions_mut().insert(ConnectInfo(Peer(address)));
+                router.clone().call(request)
+            });
+            let connection = http.serve_connection(TokioIo::new(line), service);
+            tokio::spawn(async move {
+                tokio::pin!(connection);
+                tokio::select! {
+                    // A client that breaks off is no matter of ours.
+                    _ = connection.as_mut() => return,
+                    _ = accepting.wait_for(|accepting| !accepting) => {}
+                }
+                connection.as_mut().graceful_shutdown();
+                let _ = connection.await;
+            });
+        }
     }
 }
 
 /// Who is at the other end.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer(pub(super) SocketAddr);
-
-impl Connected<IncomingStream<'_, Door>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, Door>) -> Self {
-        Self(*stream.remote_addr())
-    }
-}
 
 /// A client's connection.
 pub(super) struct Line {

@@ -4,7 +4,7 @@
 //! there once. One that is let go of stays until the last answer that uses it has
 //! ended.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -14,6 +14,9 @@ use tokio::sync::oneshot;
 use crate::model::{Adapter, Model};
 
 use super::failure::Failure;
+
+/// Names that are remembered after their adapter was let go of.
+const MOST_GONE: usize = 4096;
 
 /// An adapter's number: a name may come again, a number does not.
 pub(super) type AdapterId = u64;
@@ -37,8 +40,9 @@ pub(super) struct Unload {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Names {
     loaded: BTreeMap<String, (AdapterId, PathBuf)>,
-    /// Names that were let go of. The model alone must not answer for them.
-    gone: BTreeSet<String>,
+    /// Names that were let go of, with the number that they had. The model alone must not
+    /// answer for them.
+    gone: BTreeMap<String, AdapterId>,
 }
 
 impl Names {
@@ -62,10 +66,10 @@ impl Names {
         let parts = model.split_once(':');
         match (found(model).or_else(|| found(parts?.1)), parts) {
             (Some(id), _) => Ok(Some(id)),
-            (None, Some((base, name))) if base == served || self.gone.contains(name) => {
+            (None, Some((base, name))) if base == served || self.gone.contains_key(name) => {
                 unknown(name)
             }
-            (None, _) if self.gone.contains(model) => unknown(model),
+            (None, _) if self.gone.contains_key(model) => unknown(model),
             (None, _) => Ok(None),
         }
     }
@@ -142,10 +146,16 @@ impl Shelf {
 
     /// Lets go of an adapter: no further request gets it.
     pub(super) fn unload(&mut self, name: &str) -> Result<(), String> {
-        if self.names.loaded.remove(name).is_none() {
+        let Some((id, _)) = self.names.loaded.remove(name) else {
             return Err(self.names.unknown("lora_name", name).message);
+        };
+        let gone = &mut self.names.gone;
+        gone.insert(name.to_owned(), id);
+        if gone.len() > MOST_GONE {
+            // Of that many nobody asks for the one that came first.
+            let first = gone.values().copied().min();
+            gone.retain(|_, id| Some(*id) != first);
         }
-        self.names.gone.insert(name.to_owned());
         Ok(())
     }
 
@@ -177,5 +187,28 @@ impl Shelf {
             worn.insert(*id, Worn { model, version: None });
         }
         Ok(Self { next: self.next, worn, names: self.names.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_gone_are_refused_and_not_kept_for_ever() {
+        let mut shelf = Shelf::default();
+        let name = |id: AdapterId| format!("step-{id}");
+        for id in 1..=MOST_GONE as AdapterId + 10 {
+            shelf.names.loaded.insert(name(id), (id, PathBuf::new()));
+            shelf.unload(&name(id)).unwrap();
+        }
+        assert_eq!(shelf.names.gone.len(), MOST_GONE);
+        let asked = |id: AdapterId| shelf.names.of_model(&name(id), "m");
+        // The model answers to any name that it does not know.
+        assert_eq!(asked(10).unwrap(), None);
+        for id in [11, MOST_GONE as AdapterId + 10] {
+            assert!(asked(id).unwrap_err().message.contains("is loaded: there is none"), "{id}");
+        }
+        assert!(shelf.unload("m").is_err());
     }
 }

@@ -157,8 +157,10 @@ pub(super) fn triple(log_prob: Option<f32>, id: i64, tokenizer: Option<&Tokenize
 }
 
 /// Widens by way of the shortest decimal: half the bytes, and the same f32
-/// again when it is read.
+/// again when it is read. JSON has no infinity: what cannot be, as all tokens but one at a
+/// temperature of next to nothing, has the lowest number.
 pub(super) fn decimal(number: f32) -> f64 {
+    let number = number.max(f32::MIN);
     number.to_string().parse().unwrap_or(f64::from(number))
 }
 
@@ -207,5 +209,6 @@ mod tests {
     fn log_probs_keep_their_value_and_lose_their_tail() {
         assert_eq!(decimal(-0.2), -0.2);
         assert_eq!(decimal(-1.0e-7) as f32, -1.0e-7);
+        assert_eq!(decimal(f32::NEG_INFINITY) as f32, f32::MIN);
     }
 }

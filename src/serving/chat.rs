@@ -5,7 +5,7 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use crate::template::{Rendering, Tokenizer};
+use crate::template::{Error, Rendering, Tokenizer};
 use crate::wire::sglang::ChatBody;
 
 use super::answer::log_prob_entries;
@@ -41,7 +41,7 @@ fn order(body: &ChatBody, served: &Served) -> Result<Order, Failure> {
         None => render(&body.messages, tools, body.chat_template_kwargs.as_ref(), served)?,
     };
     if let Some(opening) = choice.opening() {
-        let opening = served.chat.tokenizer.encode(&opening);
+        let opening = opening_ids(&opening, &served.chat.tokenizer);
         let opening = opening.map_err(|error| Failure::bad(error.to_string()))?;
         ids.extend(opening.into_iter().map(i64::from));
     }
@@ -94,10 +94,10 @@ fn tools(body: &ChatBody, form: Form) -> Result<(Option<&[Value]>, Tools), Failu
     let named = |choice: &Value| choice.pointer("/function/name")?.as_str().map(str::to_owned);
     match (&body.tool_choice, tools) {
         (None | Some(Value::Null), None) => Ok((None, Tools::None)),
-        (None | Some(Value::Null), Some(_)) => Ok((tools, Tools::Offered(names))),
+        (None | Some(Value::Null), Some(_)) => Ok((tools, Tools::Offered(names.into()))),
         (Some(Value::String(word)), _) => match (word.as_str(), names.as_slice()) {
             ("none", _) | ("auto", []) => Ok((None, Tools::None)),
-            ("auto", _) => Ok((tools, Tools::Offered(names))),
+            ("auto", _) => Ok((tools, Tools::Offered(names.into()))),
             ("required", [name]) => Ok((tools, Tools::Forced(name.clone(), form))),
             ("required", []) => {
                 Err(Failure::bad("`tool_choice` is `required`, but there are no tools"))
@@ -117,6 +117,18 @@ fn tools(body: &ChatBody, form: Form) -> Result<(Option<&[Value]>, Tools), Failu
             None => Err(Failure::bad("`tool_choice` is neither a word nor a function")),
         },
     }
+}
+
+/// Returns the ids of what a demanded call is begun with. The mark before the object is the
+/// model's own; a name in it that spells a control token is text, as where the template
+/// shows the tools.
+fn opening_ids(opening: &str, tokenizer: &Tokenizer) -> Result<Vec<i32>, Error> {
+    let (mark, call) = opening.split_at(opening.find('{').unwrap_or_default());
+    // To know control tokens for text takes another tokenizer, which few names are worth.
+    if !call.contains(['<', '[']) {
+        return tokenizer.encode(opening);
+    }
+    Ok([tokenizer.encode(mark)?, tokenizer.encode_text(call)?].concat())
 }
 
 /// Renders messages as the model was trained on them.

@@ -18,11 +18,13 @@ use super::adapters::{Load, Unload};
 use super::chat::check_messages;
 use super::compute::{Command, Update};
 use super::failure::{Failure, parse};
+use super::request::check_name;
 use super::routes::Served;
 
 /// Loads the weights of a folder; a folder that cannot be loaded changes nothing.
 pub(super) async fn update(served: &Served, body: &[u8]) -> Result<Response, Failure> {
     let body: UpdateBody = parse(body)?;
+    check_name("weight_version", body.weight_version.as_deref())?;
     let folder = PathBuf::from(&body.model_path);
     let carried = match same_tokenizer(&folder, &served.chat.tokenizer) {
         Ok(()) => {
@@ -61,6 +63,7 @@ pub(super) fn same_tokenizer(folder: &std::path::Path, served: &Tokenizer) -> Re
 /// Sets the version that answers carry, and nothing else.
 pub(super) async fn name_version(served: &Served, body: &[u8]) -> Result<Response, Failure> {
     let VersionBody { new_version, abort_all_requests } = parse(body)?;
+    check_name("new_version", Some(&new_version))?;
     if abort_all_requests {
         served.compute.send(Command::Abort(None))?;
     }
@@ -75,6 +78,7 @@ pub(super) async fn name_version(served: &Served, body: &[u8]) -> Result<Respons
 /// Loads an adapter beside the model; one that cannot be loaded changes nothing.
 pub(super) async fn load_adapter(served: &Served, body: &[u8]) -> Result<Response, Failure> {
     let LoadAdapterBody { lora_name: name, lora_path } = parse(body)?;
+    check_name("lora_name", Some(&name))?;
     let loaded = match name.as_str() {
         "" => Err("`lora_name` is empty".to_owned()),
         name if name == served.name => Err(format!("`{name}` is the name of the model itself")),

@@ -8,6 +8,7 @@ use crate::wire::sglang::ChatBody;
 use super::answer::{Answer, triple};
 use super::failure::Failure;
 use super::generation::Generation;
+use super::request::check_name;
 use super::routes::Served;
 
 /// What a request asks for.
@@ -30,6 +31,8 @@ impl Wanted {
         headers: &HeaderMap,
         served: &Served,
     ) -> Result<Self, Failure> {
+        check_name("model", body.model.as_deref())?;
+        check_name("rid", body.rid.as_deref())?;
         let asked = |flag: Option<bool>| flag == Some(true);
         let header = |name: &str| headers.get(name).is_some_and(|value| value.as_bytes() == b"1");
         let options = body.stream_options.clone().unwrap_or_default();

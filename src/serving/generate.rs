@@ -18,7 +18,7 @@ use super::compute::{Plan, Token};
 use super::extras::meta_info;
 use super::failure::{Failure, parse};
 use super::generation::{Generation, Order, append};
-use super::request::{Wishes, check_chosen, check_prompts, checked};
+use super::request::{Wishes, check_chosen, check_name, check_prompts, checked};
 use super::routes::Served;
 use super::text::{Stops, Tools};
 
@@ -209,7 +209,10 @@ impl Batch<'_> {
         };
         match one {
             None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
+            Some(Value::String(text)) => {
+                check_name(member, Some(text))?;
+                Ok(Some(text))
+            }
             Some(_) => {
                 let message = format!("`{member}` is neither a string nor a list of strings");
                 Err(Failure::of(member, message))
@@ -245,8 +248,10 @@ async fn stream(task: Task, served: Arc<Served>) -> Result<Response, Failure> {
         let both = [event(&value), done()].map(Ok);
         return Ok(events(futures_util::stream::iter(both)));
     }
-    let input = input(&(order.prompt.clone(), order.adapter), &wants, &served).await?.value;
+    let whose = (order.prompt.clone(), order.adapter);
+    // Before its prompt is scored: who aborts it meanwhile means this.
     let generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
+    let input = input(&whose, &wants, &served).await?.value;
     let start = (Some(generation), String::new());
     Ok(events(futures_util::stream::unfold(start, move |(generation, mut text)| {
         let (wants, input, served) = (wants.clone(), input.clone(), served.clone());

@@ -23,6 +23,9 @@ const MOST_STOPS: usize = 64;
 const LONGEST_STOP: usize = 4 << 10;
 /// Most ids that end an answer, besides the model's own.
 const MOST_STOP_IDS: usize = 1024;
+/// Longest name that a request may give: it stands in every event of an answer, in the
+/// answers to all prompts, and those of weights and adapters stay.
+const LONGEST_NAME: usize = 4 << 10;
 /// Most alternatives per token.
 const MOST_TOP: i64 = 64;
 /// Highest temperature: hotter than this all tokens are alike, and f32 ends.
@@ -183,8 +186,9 @@ impl Wishes {
                 format!("`temperature` is {temperature:?}; it may be 0 to {MOST_TEMPERATURE}");
             return Err(Failure::of("temperature", message));
         }
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            let message = format!("`top_p` is {top_p}; it may be above 0, to 1");
+        // Next to nothing is 0 in the sampler.
+        if !(top_p as f32 > 0.0 && top_p <= 1.0) {
+            let message = format!("`top_p` is {top_p:?}; it may be above 0, to 1");
             return Err(Failure::of("top_p", message));
         }
         if !(0.0..=1.0).contains(&min_p) {
@@ -268,6 +272,16 @@ fn remembered(wanted: Option<i64>, prompt: i64, served: &Served) -> Result<usize
         )));
     }
     Ok(wanted.unwrap_or(held - prompt) as usize)
+}
+
+/// Refuses a name that is too long.
+pub(super) fn check_name(member: &'static str, name: Option<&str>) -> Result<(), Failure> {
+    let bytes = name.map_or(0, str::len);
+    if bytes > LONGEST_NAME {
+        let message = format!("`{member}` has {bytes} bytes; it may have {LONGEST_NAME}");
+        return Err(Failure::of(member, message));
+    }
+    Ok(())
 }
 
 /// Refuses more prompts than one request may have, and more answers to them.

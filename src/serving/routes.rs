@@ -10,8 +10,8 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
-use axum::http::{HeaderMap, StatusCode};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
@@ -120,6 +120,7 @@ pub(super) fn router(served: Arc<Served>) -> Router {
         .route("/flush_cache", post(flush).get(flush))
         .route("/abort_request", post(abort))
         .fallback(unknown)
+        .layer(from_fn(in_words))
         .layer(from_fn_with_state(served.clone(), guard))
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .with_state(served)
@@ -150,9 +151,26 @@ async fn guard(State(served): Shared, request: Request, next: Next) -> Response 
     next.run(request).await
 }
 
-async fn unknown(request: Request) -> Failure {
-    let message = format!("no route {} {}", request.method(), request.uri().path());
-    Failure::new(StatusCode::NOT_FOUND, message)
+/// Gives what the router refuses by itself the form of all other errors.
+async fn in_words(request: Request, next: Next) -> Response {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let response = next.run(request).await;
+    let message = match response.status() {
+        StatusCode::METHOD_NOT_ALLOWED => no_route(&method, &uri),
+        StatusCode::PAYLOAD_TOO_LARGE => format!("the body has more than {LARGEST_BODY} bytes"),
+        _ => return response,
+    };
+    Failure::new(response.status(), message).into_response()
+}
+
+/// Reads the body, which nobody wants: to answer while much of it is on its way would cut
+/// the connection off before the answer.
+async fn unknown(method: Method, uri: Uri, _: Bytes) -> Failure {
+    Failure::new(StatusCode::NOT_FOUND, no_route(&method, &uri))
+}
+
+fn no_route(method: &Method, uri: &Uri) -> String {
+    format!("no route {method} {}", uri.path())
 }
 
 async fn health(State(served): Shared) -> StatusCode {
@@ -279,8 +297,8 @@ async fn complete_text(State(served): Shared, headers: HeaderMap, body: Bytes) -
     answer.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// Refuses, as SGLang does for a model that generates.
-async fn embed(State(served): Shared) -> Failure {
+/// Refuses, as SGLang does for a model that generates; reads the body, as `unknown` does.
+async fn embed(State(served): Shared, _: Bytes) -> Failure {
     Failure::bad(format!(
         "`{}` generates text and makes no embeddings: ask a server of an embedding model",
         served.name
@@ -319,11 +337,11 @@ async fn pause(State(served): Shared, body: Bytes) -> Result<Response, Failure> 
     control::pause(&served, &body).await
 }
 
-async fn resume(State(served): Shared) -> Result<Response, Failure> {
+async fn resume(State(served): Shared, _: Bytes) -> Result<Response, Failure> {
     control::resume(&served).await
 }
 
-async fn flush(State(served): Shared) -> Result<Response, Failure> {
+async fn flush(State(served): Shared, _: Bytes) -> Result<Response, Failure> {
     control::flush(&served).await
 }
 

@@ -314,3 +314,90 @@ impl Scheduler {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::UnboundedReceiver;
+
+    use super::*;
+
+    /// What was told of an answer: its ids, and its ends.
+    type Told = (Vec<i32>, Vec<End>);
+
+    fn told(events: &mut UnboundedReceiver<Event>) -> Told {
+        let (mut ids, mut ends) = (Vec::new(), Vec::new());
+        while let Ok(event) = events.try_recv() {
+            match event {
+                Event::Begun(_) => {}
+                Event::Token(token) => ids.push(token.id),
+                Event::End(end) => ends.push(end),
+                Event::Failed(failure) => panic!("{failure}"),
+            }
+        }
+        (ids, ends)
+    }
+
+    /// Asks twice for the same prompt beside a stream; the second waits for the first. After
+    /// so many steps the first is aborted by its name, or nobody listens to it any more.
+    /// Returns what was told of the first and of the others, and the number of steps.
+    fn cut_off(after: usize, by_name: bool) -> (Told, [Told; 2], usize) {
+        let prompt: Vec<i64> = (0..100).map(|place| place * 11 % 1000).collect();
+        let mut scheduler = trial::scheduler(trial::LARGE, 16, 1 << 26);
+        let mut stream = trial::queue(&mut scheduler, "stream", &[5, 6, 7], 14);
+        // As long as it goes on, prompts come in pieces.
+        scheduler.admit();
+        scheduler.step();
+        let mut first = trial::queue(&mut scheduler, "first", &prompt, 5);
+        let mut second = trial::queue(&mut scheduler, "second", &prompt, 5);
+        let (mut heard, mut steps) = (None, 0);
+        loop {
+            match (steps == after, by_name) {
+                (true, true) => scheduler.abort(Some("first")),
+                (true, false) => {
+                    heard = Some(told(&mut first));
+                    first.close();
+                }
+                (false, _) => {}
+            }
+            if scheduler.waiting.is_empty() && scheduler.running.is_empty() {
+                break;
+            }
+            scheduler.admit();
+            scheduler.step();
+            steps += 1;
+            assert!(steps < 100, "it does not end");
+        }
+        let heard = heard.unwrap_or_else(|| told(&mut first));
+        (heard, [told(&mut stream), told(&mut second)], steps)
+    }
+
+    #[test]
+    fn an_answer_ends_wherever_it_is_aborted_and_changes_no_other() {
+        let (whole, others, steps) = cut_off(usize::MAX, true);
+        assert_eq!((whole.0.len(), &whole.1), (5, &vec![End::Length]));
+        for (other, length) in others.iter().zip([14, 5]) {
+            assert_eq!((other.0.len(), &other.1), (length, &vec![End::Length]));
+        }
+        // The prompt comes in seven pieces, so this is: in the queue, in each of them, with
+        // each of its tokens, and after its end.
+        assert!(steps > 7 + 5, "{steps}");
+        let mut lengths = std::collections::BTreeSet::new();
+        for after in 0..=steps {
+            let (named, after_name, _) = cut_off(after, true);
+            let over = named.0.len() == 5;
+            let end = if over { End::Length } else { End::Abort };
+            assert_eq!(
+                (&named.0[..], &named.1),
+                (&whole.0[..named.0.len()], &vec![end]),
+                "{after}"
+            );
+            let (left, after_leaving, _) = cut_off(after, false);
+            assert_eq!(left.0, named.0, "{after}");
+            for found in [&after_name, &after_leaving] {
+                assert_eq!(*found, others, "{after}");
+            }
+            lengths.insert(named.0.len());
+        }
+        assert_eq!(lengths.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    }
+}

@@ -37,7 +37,7 @@ pub(super) enum Tools {
     #[default]
     None,
     /// Calls to tools of these names are cut out of the text.
-    Offered(Vec<String>),
+    Offered(Arc<[String]>),
     /// The prompt ends inside a call to this tool: the text is its arguments.
     Forced(String, Form),
 }

@@ -77,10 +77,10 @@ impl Sink {
         };
         let mut sink = Self::start(place, format, (schema, provenance), options)?;
         let Encoder::Parquet(writer) = sink.encoder else { return Ok((sink, None)) };
-        let (writer, factory) =
-            writer.into_serialized_writer().map_err(|error| parquet_failure(&sink.name, error))?;
+        let failed = |error| parquet_failure(&sink.name, error);
+        let (writer, _) = writer.into_serialized_writer().map_err(failed)?;
+        let encoding = Encoding::new(&sink.name, splice).map_err(failed)?;
         sink.encoder = Encoder::Spliced(Box::new(writer));
-        let encoding = Encoding::new(&sink.name, factory);
         Ok((sink, Some(encoding)))
     }
 

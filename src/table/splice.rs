@@ -10,29 +10,31 @@ use std::sync::Arc;
 
 use arrow::array::ArrayRef;
 use arrow::datatypes::{FieldRef, SchemaRef};
-use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
 use parquet::arrow::arrow_writer::{
-    ArrowColumnChunk, ArrowColumnWriter, ArrowRowGroupWriterFactory, compute_leaves,
+    ArrowColumnChunk, ArrowColumnWriter, ArrowRowGroupWriterFactory, ArrowWriterOptions,
+    compute_leaves,
 };
+use parquet::arrow::{ArrowWriter, ProjectionMask};
 use parquet::column::writer::ColumnCloseResult;
 use parquet::errors::ParquetError;
-use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
 use parquet::file::reader::Length;
+use parquet::file::statistics::Statistics;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::SchemaDescriptor;
 
-use super::Error;
 use super::parquet_file::{Checked, InLargePieces, MAGIC, ParquetFile, Rows, damaged, guarded};
 use super::sink::{Output, parquet_failure};
 use super::size::BATCH_BYTES;
+use super::{Error, layout};
 use crate::trajectory::{Turn, turn};
 use shape::{Shape, root};
 
 /// So many files are held open at most.
 pub(super) const MOST_FILES: usize = 64;
 /// So many rows become turns together.
-const SLICE: usize = 64;
+const SLICE: usize = 256;
 /// Most bytes of the columns of a row group that are read. What is made of them is held
 /// until the group is whole.
 const MOST_BYTES: i64 = 16 * BATCH_BYTES as i64;
@@ -54,6 +56,8 @@ struct Spliced {
     read: Vec<usize>,
     /// For each leaf of the output the one here that it is copied from.
     origins: Vec<Option<usize>>,
+    /// The leaf of the prompts, if what the file says of them may be taken for granted.
+    trusted: Option<usize>,
 }
 
 impl Splice {
@@ -82,7 +86,7 @@ impl Splice {
             }
             let filled = groups.iter().enumerate().filter(|(_, group)| group.num_rows() > 0);
             places.extend(filled.map(|(place, _)| (spliced.len(), place)));
-            spliced.push(Spliced { name, bytes, metadata, read, origins });
+            spliced.push(Spliced { name, bytes, metadata, read, origins, trusted: None });
         }
         // A table without rows has its schema, and is written as any other.
         let shape = shape.filter(|_| !places.is_empty());
@@ -93,6 +97,19 @@ impl Splice {
     pub fn narrow(&mut self, read: &[&str]) {
         for file in &mut self.files {
             file.read = leaves(file.metadata.parquet_schema(), read);
+        }
+    }
+
+    /// Gives turns a single id 0 for their prompt where the file says that every one has
+    /// ids, and none below 0; then prompts are not read. Only of files of ours is it known
+    /// what they count as null.
+    pub fn trust_prompts(&mut self) {
+        for file in &mut self.files {
+            let creator = file.metadata.metadata().file_metadata().created_by();
+            let ours = creator.is_some_and(|creator| creator.starts_with("oclaw "));
+            let schema = file.metadata.parquet_schema();
+            let prompts = leaves(schema, &["prompt_ids"]);
+            file.trusted = prompts.first().copied().filter(|_| ours);
         }
     }
 
@@ -123,7 +140,9 @@ impl Splice {
         let (file, metadata) = self.place(group);
         let heaviest = weight(metadata, &file.read) / metadata.num_rows().max(1);
         let most = BATCH_BYTES / usize::try_from(heaviest).unwrap_or(1).max(1);
-        let read = ProjectionMask::leaves(file.metadata.parquet_schema(), file.read.clone());
+        let sound = file.trusted.filter(|leaf| is_sound(metadata.column(*leaf)));
+        let leaves = file.read.iter().copied().filter(|leaf| sound != Some(*leaf));
+        let read = ProjectionMask::leaves(file.metadata.parquet_schema(), leaves);
         let reader = guarded(&file.name, || {
             let metadata = file.metadata.clone();
             ParquetRecordBatchReaderBuilder::new_with_metadata(file.bytes.clone(), metadata)
@@ -135,7 +154,8 @@ impl Splice {
         })?;
         let before = &file.metadata.metadata().row_groups()[..place];
         let first = before.iter().map(|group| group.num_rows().max(0) as u64).sum();
-        Ok(Reading { name: &file.name, rows: Rows::new(&file.name, reader), first })
+        let rows = Rows::new(&file.name, reader);
+        Ok(Reading { name: &file.name, rows, first, sound: sound.is_some() })
     }
 
     /// Writes a row group.
@@ -178,16 +198,21 @@ pub struct Reading<'a> {
     rows: Rows,
     /// The number of the next row in its file.
     first: u64,
+    /// Prompts are known to be sound, and not read.
+    sound: bool,
 }
 
 impl Reading<'_> {
     /// Returns some more rows, or nothing at the end.
     pub fn next_turns(&mut self) -> Result<Option<Vec<Turn>>, Error> {
         let Some(batch) = self.rows.next()? else { return Ok(None) };
-        let turns = turn::read_part(&batch).map_err(|source| {
+        let mut turns = turn::read_part(&batch).map_err(|source| {
             let source = source.from_row(self.first);
             Error::Schema { name: self.name.to_owned(), source }
         })?;
+        if self.sound {
+            turns.iter_mut().for_each(|turn| turn.prompt_ids = Some(vec![0]));
+        }
         self.first += turns.len() as u64;
         Ok(Some(turns))
     }
@@ -196,6 +221,16 @@ impl Reading<'_> {
 /// Returns the leaves of some columns.
 fn leaves(schema: &SchemaDescriptor, columns: &[&str]) -> Vec<usize> {
     (0..schema.num_columns()).filter(|leaf| columns.contains(&root(schema, *leaf))).collect()
+}
+
+/// Whether every row has ids and none is below 0, as the chunk's statistics say.
+fn is_sound(chunk: &ColumnChunkMetaData) -> bool {
+    match chunk.statistics() {
+        Some(Statistics::Int32(ids)) => {
+            ids.null_count_opt() == Some(0) && ids.min_opt().is_some_and(|least| *least >= 0)
+        }
+        _ => false,
+    }
 }
 
 /// Returns the bytes of some columns of a row group. A dictionary may say much in few
@@ -228,16 +263,20 @@ pub struct Encoding {
 }
 
 impl Encoding {
-    pub(super) fn new(name: &str, factory: ArrowRowGroupWriterFactory) -> Self {
-        Self { name: name.to_owned(), factory }
+    /// Makes writers of the new columns alone: each one, used or not, takes memory and
+    /// time.
+    pub(super) fn new(name: &str, splice: &Splice) -> Result<Self, ParquetError> {
+        let new = &splice.shape.new;
+        let options = ArrowWriterOptions::new().with_properties(layout::properties(new));
+        let writer = ArrowWriter::try_new_with_options(std::io::sink(), new.clone(), options)?;
+        let (_, factory) = writer.into_serialized_writer()?;
+        Ok(Self { name: name.to_owned(), factory })
     }
 
     /// Starts the new columns of a row group.
     pub fn start(&self, splice: &Splice, group: usize) -> Result<Columns<'_>, Error> {
         let writers = self.factory.create_column_writers(group);
         let writers = writers.map_err(|error| parquet_failure(&self.name, error))?;
-        let writers = writers.into_iter().zip(splice.shape.own());
-        let writers = writers.filter_map(|(writer, own)| own.then_some(writer)).collect();
         Ok(Columns { name: &self.name, writers, rows: splice.rows(group) })
     }
 }

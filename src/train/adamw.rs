@@ -108,11 +108,15 @@ impl AdamW {
                 square_scale: (1.0 - rates.betas.1.powi(steps)).sqrt() as f32,
                 epsilon: rates.epsilon as f32,
             };
-            let mut values = read(tensor);
-            let before = values.clone();
-            pass.run(&mut values, &read(&gradient), moments);
-            update.changed += changed(&before, &values, served);
-            write(tensor, &values);
+            update.changed += match (in_place(tensor), in_place(&gradient)) {
+                (Some(values), Some(gradient)) => pass.run(values, gradient, moments, served),
+                _ => {
+                    let mut values = read(tensor);
+                    let changed = pass.run(&mut values, &read(&gradient), moments, served);
+                    write(tensor, &values);
+                    changed
+                }
+            };
         }
         Some(update)
     }
@@ -149,25 +153,61 @@ struct Pass {
 }
 
 impl Pass {
-    fn run(&self, values: &mut [f32], gradient: &[f32], moments: &mut Moments) {
+    /// Moves the values; returns how many are other numbers once stored as `served`.
+    fn run(
+        &self,
+        values: &mut [f32],
+        gradient: &[f32],
+        moments: &mut Moments,
+        served: Dtype,
+    ) -> u64 {
+        match served {
+            Dtype::F32 => self.pass(values, gradient, moments, f32::to_bits),
+            Dtype::Bf16 => {
+                let stored = |value| u32::from(bf16::from_f32(value).to_bits());
+                self.pass(values, gradient, moments, stored)
+            }
+        }
+    }
+
+    fn pass(
+        &self,
+        values: &mut [f32],
+        gradient: &[f32],
+        moments: &mut Moments,
+        stored: impl Fn(f32) -> u32,
+    ) -> u64 {
+        let mut changed = 0;
         let state = moments.mean.iter_mut().zip(&mut moments.square);
         for ((value, gradient), (mean, square)) in values.iter_mut().zip(gradient).zip(state) {
             let gradient = gradient * self.gradient_scale;
             *mean = self.betas.0 * *mean + self.rest.0 * gradient;
             *square = self.betas.1 * *square + self.rest.1 * gradient * gradient;
             let root = square.sqrt() / self.square_scale + self.epsilon;
-            *value = *value * self.keep - self.rate * (*mean / root);
+            let moved = *value * self.keep - self.rate * (*mean / root);
+            changed += u64::from(stored(*value) != stored(moved));
+            *value = moved;
         }
+        changed
     }
 }
 
-/// Counts the numbers that differ once they are stored as `served`.
-fn changed(before: &[f32], after: &[f32], served: Dtype) -> u64 {
-    let differs = |(before, after): (&f32, &f32)| match served {
-        Dtype::F32 => before.to_bits() != after.to_bits(),
-        Dtype::Bf16 => bf16::from_f32(*before) != bf16::from_f32(*after),
-    };
-    before.iter().zip(after).filter(|pair| differs(*pair)).count() as u64
+/// Returns a tensor's numbers where they lie, if they lie here, one after another, as f32.
+#[expect(
+    unsafe_code,
+    clippy::mut_from_ref,
+    reason = "tch gives no slice of a tensor, which is a handle"
+)]
+fn in_place(tensor: &Tensor) -> Option<&mut [f32]> {
+    let plain = tensor.device() == Device::Cpu
+        && tensor.kind() == Kind::Float
+        && tensor.is_contiguous()
+        && tensor.numel() > 0;
+    // SAFETY: as many numbers lie there, and live as long as the tensor. Nobody else reads
+    // or writes them meanwhile: the optimiser runs between two passes.
+    plain.then(|| unsafe {
+        std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), tensor.numel())
+    })
 }
 
 fn read(tensor: &Tensor) -> Vec<f32> {

@@ -8,8 +8,9 @@ use crate::model::{Model, Pass};
 
 use super::pack::Pack;
 
-/// Logits held at once, as numbers: 48 MB.
-const CHUNK_NUMBERS: i64 = 12 << 20;
+/// Logits held at once, as numbers: 24 MB. Several tensors of this size are there together,
+/// beside all that autograd keeps.
+const CHUNK_NUMBERS: i64 = 6 << 20;
 
 /// Number of rows whose logits are computed at once.
 fn chunk_rows(model: &Model) -> i64 {
@@ -88,15 +89,15 @@ pub(super) fn backward(
     };
     let constant = pass.hidden().detach().index_select(0, &pack.rows);
     let gradient = constant.zeros_like();
+    let head = model.head_pass();
     for (start, length) in chunks(constant.size()[0], chunk_rows(model)) {
-        let rows = constant.narrow(0, start, length).set_requires_grad(true);
-        let logits = model.head(&rows);
+        let ahead = head.go(&constant.narrow(0, start, length));
         let targets = pack.targets.narrow(0, start, length);
         let readings: Vec<_> = columns
             .iter()
             .map(|(temperature, first, count)| {
                 let temperature = temperature.narrow(0, start, length).unsqueeze(-1);
-                Reading::new(&logits, targets.narrow(1, *first, *count), temperature)
+                Reading::new(&ahead.logits, targets.narrow(1, *first, *count), temperature)
             })
             .collect();
         let entropy = tch::no_grad(|| {
@@ -112,9 +113,9 @@ pub(super) fn backward(
             let own = readings[0].logits_gradient(Some(&entropy));
             readings[1..].iter().fold(own, |sum, reading| sum + reading.logits_gradient(None))
         });
-        (logits * by_logits).sum(Kind::Float).backward();
-        gradient.narrow(0, start, length).copy_(&rows.grad());
+        gradient.narrow(0, start, length).copy_(&ahead.back(&by_logits));
     }
+    drop(head);
     let all = pass.hidden().detach().zeros_like().index_copy_(0, &pack.rows, &gradient);
     pass.backward(&all);
 }

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use tch::Tensor;
 
+use crate::advantage::Method;
 use crate::model::{Dtype, Model};
 
 use super::Error;
@@ -157,6 +158,13 @@ impl Trainer {
     /// Returns the type of the weights written.
     pub fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// Admits and trains by another method from here on, with the terms of the loss and the
+    /// record's settings that go with it.
+    pub fn set_method(&mut self, method: Method, terms: Terms, settings: serde_json::Value) {
+        self.options.admission.method = method;
+        (self.options.terms, self.options.settings) = (terms, settings);
     }
 
     /// Trains one batch and writes the next policy. Returns nothing, and writes

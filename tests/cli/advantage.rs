@@ -6,7 +6,7 @@ mod told;
 
 use std::path::{Path, PathBuf};
 
-use oclaw::table::Format;
+use oclaw::table::{Format, Source};
 use oclaw::trajectory::words::SampleKind;
 use oclaw::trajectory::{Turn, Writer};
 
@@ -32,7 +32,9 @@ fn a_taught_table_gets_its_signal() {
     let turns = [finished("s", 1), rewarded, captured("u", 1)];
     let input = table(folder.path(), &TAUGHT, &turns);
     let output = folder.path().join("out.parquet");
-    let run = oclaw().arg("advantage").arg("-o").args([&output, &input]).assert().success();
+    let mut command = oclaw();
+    command.args(["advantage", "--estimator", "combine", "-o"]).args([&output, &input]);
+    let run = command.assert().success();
     let kinds: Vec<_> = read(&output).iter().map(|turn| turn.sample_kind).collect();
     assert_eq!(kinds, [SampleKind::OpdRl, SampleKind::Rl, SampleKind::None].map(Some));
     let talk = words(run.get_output());
@@ -46,6 +48,32 @@ fn a_taught_table_gets_its_signal() {
     }
     assert!(run.get_output().stdout.is_empty());
     oclaw().arg("lint").arg(&output).assert().success();
+}
+
+/// What nobody chose is `hybrid`, and the table says so for `train`.
+#[test]
+fn the_default_is_hybrid() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = table(folder.path(), &TAUGHT, &[finished("s", 1), captured("t", 1)]);
+    let noted = |name: &str, flags: &[&str]| {
+        let output = folder.path().join(name);
+        let mut command = oclaw();
+        command.arg("advantage").args(flags).arg("-o").args([&output, &input]);
+        let talk = words(command.assert().success().get_output());
+        assert!(talk.contains("hybrid mean -1.0000"), "{talk}");
+        let source = Source::open(std::slice::from_ref(&output)).unwrap();
+        let argv = source.provenance().lines.last().unwrap().argv.clone();
+        (read(&output), argv)
+    };
+    let (turns, argv) = noted("default.parquet", &[]);
+    // The reward alone; the hints have a loss of their own in `train`.
+    assert_eq!(turns[0].advantages, Some(vec![-1.0; 3]));
+    assert!(argv.contains(&"--estimator=hybrid".to_owned()), "{argv:?}");
+    assert_eq!(noted("told.parquet", &["--estimator", "hybrid"]).0, turns);
+    let output = oclaw().args(["advantage", "--show-settings"]).assert().success();
+    let shown = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    let line = shown.lines().find(|line| line.starts_with("estimator ")).unwrap();
+    assert!(line.ends_with("= hybrid  # default"), "{line}");
 }
 
 #[test]

@@ -203,13 +203,16 @@ fn an_estimator_has_what_it_stands_on() {
         "warn",
         &["`train` decides"],
     );
+    check("").says(0, "estimator", "ok", &["hybrid"]);
     for estimator in ["hybrid", "topk-kl"] {
         let text = format!("[train]\nestimator = \"{estimator}\"\n");
-        check(&text).says(2, "estimator", "fail", &[estimator, "topk = 4"]);
+        check(&text).says(0, "estimator", "ok", &[estimator]);
+        let without = format!("{text}[teacher-lp]\ntopk = 0\n");
+        check(&without).says(2, "estimator", "fail", &[estimator, "topk = 4"]);
     }
     // What the loop itself would refuse is refused in its words.
-    check("[loop]\nwithout = \"teacher-lp\"\n").says(2, "settings", "fail", &["combine", "`grpo`"]);
-    check("[loop]\nwithout = \"hint\"\n").says(2, "settings", "fail", &["combine", "`hint`"]);
+    check("[loop]\nwithout = \"teacher-lp\"\n").says(2, "settings", "fail", &["hybrid", "`grpo`"]);
+    check("[loop]\nwithout = \"hint\"\n").says(2, "settings", "fail", &["hybrid", "`hint`"]);
     // The one that trains decides, whatever the other has.
     let other = "[advantage]\nestimator = \"grpo\"\n[train]\nestimator = ";
     for (estimator, without) in [("combine", "hint"), ("opd", "teacher-lp"), ("hybrid", "hint")] {

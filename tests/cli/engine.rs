@@ -14,6 +14,8 @@ mod with_torch {
     use std::net::{TcpListener, TcpStream};
     use std::process::{Child, ChildStderr, Command, Stdio};
 
+    use serde_json::json;
+
     use crate::harness::{PATIENCE, fixture_models as models, oclaw};
 
     fn refused(args: &[&str], code: i32) -> String {
@@ -95,7 +97,17 @@ mod with_torch {
 
         /// The same, with further flags.
         fn start_with(model: &std::path::Path, flags: &[&str]) -> (Self, String) {
+            Self::start_in(&[], model, flags)
+        }
+
+        /// The same, with further variables of its environment.
+        fn start_in(
+            variables: &[(&str, &str)],
+            model: &std::path::Path,
+            flags: &[&str],
+        ) -> (Self, String) {
             let mut command = Command::new(env!("CARGO_BIN_EXE_oclaw"));
+            command.envs(variables.iter().copied());
             command.args(["engine", "--listen", "127.0.0.1:0", "--model"]);
             command.arg(model).args(flags).stderr(Stdio::piped()).stdout(Stdio::piped());
             let mut child = command.spawn().unwrap();
@@ -138,6 +150,97 @@ mod with_torch {
         fn drop(&mut self) {
             let _ = self.child.kill();
         }
+    }
+
+    /// A connection that is used again.
+    struct Kept(BufReader<TcpStream>);
+
+    impl Kept {
+        fn open(engine: &Engine) -> Self {
+            let stream = TcpStream::connect(&engine.address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_nodelay(true).unwrap();
+            Self(BufReader::new(stream))
+        }
+
+        fn line(&mut self) -> String {
+            let mut line = String::new();
+            assert_ne!(self.0.read_line(&mut line).unwrap(), 0, "the connection has ended");
+            line.trim_end().to_owned()
+        }
+
+        /// Asks and reads the whole answer: its first line, and its body.
+        fn ask(&mut self, path: &str, body: &str) -> (String, String) {
+            let length = body.len();
+            let head =
+                format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
+            self.0.get_mut().write_all((head + body).as_bytes()).unwrap();
+            let status = self.line();
+            let (mut length, mut in_pieces) = (0, false);
+            loop {
+                let line = self.line().to_lowercase();
+                match line.split_once(": ") {
+                    None => break,
+                    Some(("content-length", value)) => length = value.parse().unwrap(),
+                    Some(("transfer-encoding", _)) => in_pieces = true,
+                    Some(_) => {}
+                }
+            }
+            let mut answer = Vec::new();
+            loop {
+                if in_pieces {
+                    length = usize::from_str_radix(&self.line(), 16).unwrap();
+                }
+                let start = answer.len();
+                answer.resize(start + length, 0);
+                self.0.read_exact(&mut answer[start..]).unwrap();
+                if in_pieces {
+                    assert_eq!(self.line(), "");
+                }
+                if !in_pieces || length == 0 {
+                    return (status, String::from_utf8(answer).unwrap());
+                }
+            }
+        }
+    }
+
+    /// Returns a request, each with names, a handle or a prompt of its own of 2 KiB or so, and
+    /// the beginning of its answer.
+    fn request(number: usize) -> (&'static str, String, &'static str) {
+        let name = format!("{number:0>2048}");
+        let (good, refused) = ("HTTP/1.1 200 OK", "HTTP/1.1 400 Bad Request");
+        let long: Vec<_> = (0..70).map(|place| (number + place * 131) % 1015).collect();
+        let hello = json!([{"role": "user", "content": format!("{number}")}]);
+        let sampling = json!({"max_new_tokens": 1, "ignore_eos": true});
+        let (path, body, status) = match number % 20 {
+            0 => ("/generate", json!({"input_ids": long, "sampling_params": sampling}), good),
+            1 => {
+                let chat = json!({"model": name, "messages": hello, "max_tokens": 2,
+                    "logprobs": true, "top_logprobs": 2});
+                ("/v1/chat/completions", chat, good)
+            }
+            2 => {
+                let chat = json!({"rid": name, "messages": hello, "max_tokens": 2, "stream": true});
+                ("/v1/chat/completions", chat, good)
+            }
+            3 => {
+                let text =
+                    json!({"rid": name, "prompt": "hi", "max_tokens": 1, "n": 2, "stop": name});
+                ("/v1/completions", text, good)
+            }
+            4 => {
+                let score = json!({"rid": name, "input_ids": [5, 6], "return_logprob": true,
+                    "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 0}});
+                ("/generate", score, good)
+            }
+            5 => ("/generate", json!({"input_ids": [5], "lora_path": name}), refused),
+            _ => {
+                let body = json!({"rid": name, "input_ids": [5], "stream": number.is_multiple_of(2),
+                    "sampling_params": sampling});
+                ("/generate", body, good)
+            }
+        };
+        (path, body.to_string(), status)
     }
 
     /// A loop that starts it anew has no chat answered by the start model.
@@ -192,6 +295,48 @@ mod with_torch {
             let (_engine, said) = Engine::start_saying(folder.path());
             assert_eq!(said.contains("wants a repetition penalty"), warned, "{said}");
         }
+    }
+
+    /// The limit is 1 KiB for each request after the warm-up, which is less than any of them
+    /// would leave behind: its 2 KiB of names, its text stream or its keys and values. The
+    /// prefix cache is full by then. One arena, for glibc's allocator else keeps memory for
+    /// each thread, and more of it as they happen to take turns.
+    #[test]
+    fn memory_stays_flat_over_ten_thousand_short_requests() {
+        const ALL: usize = 10_000;
+        const WARM: usize = 2000;
+        const CONNECTIONS: usize = 4;
+        let alone = [("MALLOC_ARENA_MAX", "1"), ("OMP_NUM_THREADS", "1")];
+        // 31 blocks of 64 tokens, of which each of the longer prompts fills one.
+        let flags = ["--prefix-cache", "1MiB"];
+        let (engine, said) = Engine::start_in(&alone, &models().join("tiny-qwen3"), &flags);
+        assert_eq!(said, "");
+        let resident = || {
+            let status = format!("/proc/{}/status", engine.child.id());
+            let status = std::fs::read_to_string(status).unwrap();
+            let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
+        };
+        let mut kept: Vec<_> = (0..CONNECTIONS).map(|_| Kept::open(&engine)).collect();
+        let mut ask = |numbers: std::ops::Range<usize>| {
+            std::thread::scope(|scope| {
+                for (place, kept) in kept.iter_mut().enumerate() {
+                    let numbers = numbers.clone().skip(place).step_by(CONNECTIONS);
+                    scope.spawn(move || {
+                        for number in numbers {
+                            let (path, body, expected) = request(number);
+                            let (status, answer) = kept.ask(path, &body);
+                            assert_eq!(status, expected, "{number}: {answer}");
+                        }
+                    });
+                }
+            });
+        };
+        ask(0..WARM);
+        let before = resident();
+        ask(WARM..ALL);
+        let grown = resident().saturating_sub(before);
+        assert!(grown < ALL - WARM, "{grown} KiB more than {before} KiB");
     }
 
     #[test]

@@ -181,7 +181,7 @@ fn a_teachers_numbers_are_made_again() {
     std::fs::remove_file(folder.path().join("ready.parquet")).unwrap();
     let model = fixture("models/tiny-qwen3").display().to_string();
     let taught = ["teacher-lp", "hinted.parquet", "--model", &model, "-o", "taught.parquet"];
-    stage(folder.path(), &taught);
+    stage(folder.path(), &[&taught[..], &["--topk", "0"]].concat());
     let same = replay(folder.path(), &["--output-format", "json"]).success();
     let verdicts = verdicts(&same);
     assert_eq!(verdicts, pairs(&[("judge", "same"), ("hint", "same"), ("teacher-lp", "same")]));

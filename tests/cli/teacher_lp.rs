@@ -111,9 +111,9 @@ fn run(folder: &Path, flags: &[&str], code: i32) -> (String, Vec<Turn>, Option<U
 fn what_was_scored_is_not_scored_again() {
     let folder = tempfile::tempdir().unwrap();
     let model = models().join("tiny-qwen3");
-    let local = ["--model", model.to_str().unwrap()];
+    let local = ["--model", model.to_str().unwrap(), "--topk", "0"];
     let topk = [local[0], local[1], "--topk", "2"];
-    let dry = [local[0], local[1], "--dry-run"];
+    let dry = [&local[..], &["--dry-run"]].concat();
     let (words, turns, _) = run(folder.path(), &dry, 0);
     assert!(words.contains("turns 3 to ask about 1 calls 2 cache hits 0"), "{words}");
     assert_eq!(turns, []);
@@ -156,7 +156,7 @@ fn a_budget_leaves_hints_out() {
     };
     let left = Some("budget".to_owned());
     for (more, expected) in [
-        (&["--max-requests", "1"][..], vec![None, left.clone()]),
+        (&["--topk", "0", "--max-requests", "1"][..], vec![None, left.clone()]),
         (&["--topk", "2", "--max-requests", "0"], vec![left.clone(), left.clone()]),
     ] {
         let flags = flags(more);

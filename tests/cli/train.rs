@@ -352,12 +352,9 @@ fn hybrid_needs_the_top_k_columns() {
     );
 }
 
-/// From hints to a policy: every column that the hybrid loss reads is one that
-/// `teacher-lp` really writes.
+/// Two turns, of which one has hints and the other a reward.
 #[cfg(feature = "torch")]
-#[test]
-fn hybrid_trains_what_teacher_lp_writes() {
-    let folder = tempfile::tempdir().unwrap();
+fn hinted(folder: &Path) -> PathBuf {
     let asked = |number: u32, score: f32, hints: Option<Vec<String>>| Turn {
         messages: r#"[{"role":"user","content":"Name a colour."}]"#.to_owned(),
         prompt_ids: Some(vec![78, 97, 109, 101]),
@@ -372,8 +369,84 @@ fn hybrid_trains_what_teacher_lp_writes() {
     let hints = vec!["One word.".to_owned(), "Say blue, please.".to_owned()];
     let turns = [asked(1, 0.0, Some(hints)), asked(2, 1.0, None)];
     let stages = [Writer::Serve, Writer::Judge, Writer::Hint];
+    write(&folder.join("hinted.parquet"), Format::Parquet, &stages, &turns)
+}
+
+/// Returns the estimator that the newest policy's record tells.
+#[cfg(feature = "torch")]
+fn recorded(folder: &Path) -> String {
+    let record = std::fs::read(folder.join("policy/latest/oclaw/train.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    record["settings"]["estimator"].as_str().unwrap().to_owned()
+}
+
+/// What each stage does by default is what the next one needs; where it was told to do
+/// less, the stage and the flag are named.
+#[cfg(feature = "torch")]
+#[test]
+fn the_defaults_of_the_stages_fit_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let hinted = hinted(folder.path());
+    let noted = |flags: &[&str]| {
+        let path = |name: &str| folder.path().join(format!("{name}{}.parquet", flags.len()));
+        let (taught, noted) = (path("taught"), path("noted"));
+        let mut command = oclaw();
+        command.args(["teacher-lp", "--model"]).arg(models().join("tiny-qwen3")).args(flags);
+        command.arg("-o").args([&taught, &hinted]).assert().success();
+        oclaw().args(["advantage", "-o"]).args([&noted, &taught]).assert().success();
+        noted
+    };
+    let run = train(folder.path()).arg(noted(&["--topk", "0"])).assert().code(1);
+    let wanted = "there is no column `teacher_topk_ids`: run `oclaw teacher-lp --topk 4` first \
+                  hint: or train by the sampled tokens alone: `--estimator combine`";
+    let talk = words(run.get_output());
+    assert!(talk.contains(wanted), "{talk}");
+    let run = train(folder.path()).arg(noted(&[])).assert().success();
+    let talk = words(run.get_output());
+    assert!(talk.contains("distillation loss") && talk.contains("ids taught 4.0000"), "{talk}");
+    assert!(!talk.contains("the estimator is") && !talk.contains("was made with"), "{talk}");
+    assert_eq!(recorded(folder.path()), "hybrid");
+}
+
+/// Who is told no estimator trains by the one that made the table.
+#[cfg(feature = "torch")]
+#[test]
+fn a_table_is_trained_as_it_was_made() {
+    let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    let hinted = write(&path("hinted.parquet"), Format::Parquet, &stages, &turns);
+    let judged = [Writer::Serve, Writer::Judge];
+    let turns = [finished("s", 1), finished("s", 2)];
+    let input = write(&path("judged.parquet"), Format::Parquet, &judged, &turns);
+    let noted = path("noted.parquet");
+    let mut command = oclaw();
+    command.args(["advantage", "--estimator", "grpo", "-o"]).args([&noted, &input]);
+    command.assert().success();
+    let flags = ["--subset", "teacher", "--batch-turns", "1"];
+    let run = train(folder.path()).args(flags).arg(&noted).assert().success();
+    let talk = words(run.get_output());
+    for told in [
+        "the estimator is `grpo`, as the table's",
+        "note: `--subset` does nothing under `--estimator grpo`",
+        "step 2 turns 1 tokens trained 3",
+    ] {
+        assert!(talk.contains(told), "{told}: {talk}");
+    }
+    assert_eq!(recorded(folder.path()), "grpo");
+    // What is given goes before it, be it the default.
+    let run = train(folder.path()).args(["--estimator", "hybrid"]).arg(&noted).assert().code(1);
+    let talk = words(run.get_output());
+    let lacks = "there is no column `teacher_log_probs`: run `oclaw teacher-lp` first";
+    assert!(talk.contains(lacks), "{talk}");
+}
+
+/// From hints to a policy: every column that the hybrid loss reads is one that
+/// `teacher-lp` really writes.
+#[cfg(feature = "torch")]
+#[test]
+fn hybrid_trains_what_teacher_lp_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let hinted = hinted(folder.path());
     let (taught, noted) = (path("taught.parquet"), path("noted.parquet"));
     let mut command = oclaw();
     command.args(["teacher-lp", "--topk", "4", "--model"]).arg(models().join("tiny-qwen3"));

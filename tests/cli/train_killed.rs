@@ -158,6 +158,7 @@ impl Watched {
 fn command(out: &Path, input: &Path) -> assert_cmd::Command {
     let mut command = oclaw();
     command.args(["train", "-vv", "--lr", "1e-3", "--keep", "1", "--mini-batches", "2"]);
+    command.args(["--estimator", "combine"]);
     command.args(["--schedule", "cosine", "--total-steps", "4", "--ema", "0.9"]);
     command.arg("--model").arg(models().join("tiny-qwen3")).arg("--out").args([out, input]);
     command

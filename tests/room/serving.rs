@@ -3,7 +3,7 @@
 mod adapters;
 mod answers;
 mod bounds;
-mod capabilities;
+pub(crate) mod capabilities;
 mod completion;
 mod control;
 mod members;
@@ -40,7 +40,7 @@ async fn good(running: &Running, path: &str, body: Value) -> Value {
     value
 }
 
-fn install_tls() {
+pub(crate) fn install_tls() {
     // reqwest wants a provider even for plain HTTP; a second one is no harm.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
@@ -275,6 +275,32 @@ async fn requests_end_when_told_to_or_when_nobody_listens() {
     running.shutdown().await;
 }
 
+/// An answer whose prompt is scored first is there to be aborted from the beginning.
+#[tokio::test]
+async fn a_stream_can_be_aborted_while_its_prompt_is_scored() {
+    install_tls();
+    let running = tiny().await;
+    good(&running, "/pause_generation", json!({"mode": "in_place"})).await;
+    let mut body = endless("a");
+    body["return_logprob"] = json!(true);
+    body["logprob_start_len"] = json!(0);
+    let (stream, ()) = tokio::join!(Events::open(&running, "/generate", body), async {
+        // The answer and the score.
+        metrics::until(&running, "num_queue_reqs", 2.0).await;
+        let (status, told) = post(&running, "/abort_request", json!({"rid": "a"})).await;
+        assert_eq!(status, 200, "{told}");
+        good(&running, "/continue_generation", json!({})).await;
+    });
+    let last = stream.rest().await.pop().unwrap();
+    let meta = &last["meta_info"];
+    assert_eq!(
+        (&meta["finish_reason"]["type"], &last["output_ids"]),
+        (&json!("abort"), &json!([]))
+    );
+    assert_eq!(meta["input_token_logprobs"].as_array().unwrap().len(), 2);
+    running.shutdown().await;
+}
+
 #[tokio::test]
 async fn stops_end_an_answer_and_stay_out_of_its_text() {
     install_tls();
@@ -365,6 +391,8 @@ async fn bad_requests_are_told_what_is_wrong() {
             "`stop_token_ids` has 1024, outside the vocabulary of 1024",
         ),
         (chat, json!({"messages": hello, "top_p": 0}), "`top_p` is 0"),
+        // More than 0, but not in the sampler's numbers; told before a stream begins.
+        (chat, json!({"messages": hello, "stream": true, "top_p": 1e-60}), "may be above 0, to 1"),
         (chat, json!({"messages": hello, "top_k": 0}), "`top_k` is 0"),
         (chat, json!({"messages": hello, "n": 0}), "`n` is 0"),
         (chat, json!({"messages": hello, "stop": 3}), "`stop` is neither"),

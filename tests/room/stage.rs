@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use arrow::array::{RecordBatch, StringArray};
 use arrow::datatypes::{Field, Schema};
-use oclaw::stage::{self, Error, Existing, Output, Plan, Tally};
+use oclaw::stage::{self, Error, Existing, Output, Plan, Rules, Tally};
 use oclaw::table::{self, Format, Provenance, Sink, Source, StageLine, Target, Usage, read_turns};
 use oclaw::trajectory::words::SampleKind;
 use oclaw::trajectory::{Turn, Writer, turn};
@@ -286,25 +286,22 @@ async fn a_survey_sees_what_would_be_noted() {
 fn regroup(source: Source, out: &Path) -> Result<Tally, Error> {
     let (needs, reads) = (&["score"], &["score"]);
     let plan = Plan { needs, reads, ..Plan::new(Writer::Advantage) };
-    stage::regroup(
-        source,
-        &output(out),
-        &plan,
-        (
-            |turn| turn.score,
-            |scores| {
-                let scores: Vec<f32> = scores.into_iter().flatten().collect();
-                let mean = scores.iter().sum::<f32>() / scores.len() as f32;
-                Ok(move |turn: Turn, (): &mut ()| Turn {
-                    sample_kind: Some(SampleKind::None),
-                    promoted: Some(false),
-                    reward: Some(mean),
-                    ..turn
-                })
-            },
-        ),
-        &mut |_, ()| {},
-    )
+    let rules = Rules {
+        suppose: |turn: Turn| turn.score,
+        look: |turn: Turn| turn.score,
+        decide: |scores: Vec<Option<f32>>| {
+            let scores: Vec<f32> = scores.into_iter().flatten().collect();
+            Ok(scores.iter().sum::<f32>() / scores.len() as f32)
+        },
+        note: |turn: &mut Turn, mean: &f32, (): &mut ()| {
+            (turn.sample_kind, turn.promoted) = (Some(SampleKind::None), Some(false));
+            turn.reward = Some(*mean);
+            turn.score
+        },
+        merge: |(), ()| {},
+    };
+    let (tally, ()) = stage::regroup(source, &output(out), &plan, rules, &mut |_| {})?;
+    Ok(tally)
 }
 
 fn mixed() -> Vec<Turn> {

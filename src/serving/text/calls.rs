@@ -1,6 +1,8 @@
 //! Tool calls in the text of a model: the form of Qwen and Hermes, a JSON object in
 //! `<tool_call>` marks, and that of Llama, a JSON object that begins the answer.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -46,7 +48,8 @@ impl Form {
 /// call to a known tool stays text.
 #[derive(Debug)]
 pub(super) struct Calls {
-    tools: Vec<String>,
+    /// All answers to a request share them.
+    tools: Arc<[String]>,
     held: String,
     after_call: bool,
     /// Whether all of the answer so far was bare calls.
@@ -54,7 +57,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    pub(super) fn new(tools: Vec<String>) -> Self {
+    pub(super) fn new(tools: Arc<[String]>) -> Self {
         Self { tools, held: String::new(), after_call: false, bare: true }
     }
 
@@ -211,8 +214,7 @@ mod tests {
     use super::*;
 
     fn calls(pieces: &[&str]) -> Vec<Part> {
-        let tools = vec!["ls".to_owned()];
-        let mut calls = Calls::new(tools);
+        let mut calls = Calls::new(["ls".to_owned()].into());
         let mut parts: Vec<_> = pieces.iter().flat_map(|piece| calls.push(piece)).collect();
         parts.extend(calls.finish());
         parts

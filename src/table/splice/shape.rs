@@ -13,6 +13,8 @@ use parquet::schema::types::{SchemaDescriptor, Type, TypePtr};
 pub(in crate::table) struct Shape {
     pub(in crate::table) arrow: SchemaRef,
     pub(in crate::table) parquet: SchemaDescriptor,
+    /// The stage's own columns, in the order of the output.
+    pub(in crate::table) new: SchemaRef,
     /// For each leaf whether it is the stage's own.
     own: Vec<bool>,
 }
@@ -27,7 +29,8 @@ impl Shape {
     ) -> Option<Self> {
         let is_own = |field: &FieldRef| own.contains(&field.name().as_str());
         let new: Vec<FieldRef> = layout.fields().iter().filter(|it| is_own(it)).cloned().collect();
-        let new = ArrowSchemaConverter::new().convert(&Schema::new(new)).ok()?;
+        let own_columns = Arc::new(Schema::new(new));
+        let new = ArrowSchemaConverter::new().convert(&own_columns).ok()?;
         let (mut fields, mut roots) = (Vec::new(), Vec::new());
         for field in layout.fields() {
             let (field, parquet) = match is_own(field) {
@@ -41,12 +44,7 @@ impl Shape {
         let parquet = SchemaDescriptor::new(Arc::new(group));
         let arrow = Arc::new(Schema::new_with_metadata(fields, layout.metadata().clone()));
         let own = (0..parquet.num_columns()).map(|leaf| own.contains(&root(&parquet, leaf)));
-        Some(Self { own: own.collect(), arrow, parquet })
-    }
-
-    /// Returns for each leaf whether it is the stage's own.
-    pub(super) fn own(&self) -> impl Iterator<Item = bool> {
-        self.own.iter().copied()
+        Some(Self { own: own.collect(), new: own_columns, arrow, parquet })
     }
 
     /// Finds the leaves of an input that the output's are copied from, if it has all.

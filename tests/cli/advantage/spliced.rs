@@ -76,9 +76,10 @@ fn chunks_of_other_columns_are_copied_to_the_byte() {
     let first = foreign(at("1.parquet"), &one);
     let second = foreign(at("2.parquet"), &[vec![captured("s", 3), finished("t", 1)]]);
     let (spliced, plain) = (at("spliced.parquet"), at("plain"));
-    advantage(&[], &[&first, &second], &spliced);
+    let combine = ["--estimator", "combine"];
+    advantage(&combine, &[&first, &second], &spliced);
     // A stream has no row groups: here each row was decoded and encoded again.
-    advantage(&["--format", "ipc"], &[&first, &second], &plain);
+    advantage(&[&combine[..], &["--format", "ipc"]].concat(), &[&first, &second], &plain);
     let turns = read(&spliced);
     assert_eq!(turns.len(), 5);
     assert_eq!(turns, read(&plain));
@@ -144,7 +145,8 @@ fn a_second_run_replaces_or_fills_and_tells_its_line() {
     let groups = [vec![finished("s", 1)], vec![broken, captured("t", 1)]];
     let input = foreign(at("in.parquet"), &groups);
     let once = at("once.parquet");
-    oclaw().arg("advantage").arg("-o").args([&once, &input]).assert().code(3);
+    let combine = ["advantage", "--estimator=combine", "-o"];
+    oclaw().args(combine).args([&once, &input]).assert().code(3);
     for words in [["--replace", "--estimator=grpo"], ["--fill", "--estimator=grpo"]] {
         let (spliced, plain) = (at("twice.parquet"), at("plain"));
         for (output, format) in [(&spliced, "parquet"), (&plain, "ipc")] {
@@ -169,7 +171,8 @@ fn a_second_run_replaces_or_fills_and_tells_its_line() {
 
 fn advantage_in_place(path: &Path) {
     let before = read(path);
-    oclaw().args(["advantage", "--replace", "-o"]).args([path, path]).assert().code(3);
+    let combine = ["advantage", "--replace", "--estimator=combine", "-o"];
+    oclaw().args(combine).args([path, path]).assert().code(3);
     assert_eq!(read(path), before);
 }
 

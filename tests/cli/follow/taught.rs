@@ -31,7 +31,7 @@ fn the_stages_follow_one_another() {
     std::fs::create_dir(run.at("judged")).ok();
     let hinting = run.start("hint", ("judged", "hinted"), &asking);
     std::fs::create_dir(run.at("hinted")).ok();
-    let local = ["--model", model.to_str().unwrap()];
+    let local = ["--model", model.to_str().unwrap(), "--topk", "0"];
     let mut teaching = run.start("teacher-lp", ("hinted", "taught"), &local);
     for (name, second) in [("a.parquet", 100), ("b.parquet", 200)] {
         run.shard(name, second, 2);
@@ -88,8 +88,8 @@ fn by_itself(run: &Run, model: &str, second: i64) -> Option<Vec<Option<Vec<f32>>
     let (input, output) = (run.at("alone.in"), run.at("alone.out"));
     write(&input, Format::Parquet, HINTED, &hinted(second));
     let mut command = oclaw();
-    command.args(["teacher-lp", "--no-cache", "-q", "--model"]).arg(models().join(model));
-    command.arg("--tokenizer").arg(models().join("tiny-qwen3"));
+    command.args(["teacher-lp", "--no-cache", "-q", "--topk", "0", "--model"]);
+    command.arg(models().join(model)).arg("--tokenizer").arg(models().join("tiny-qwen3"));
     command.arg("-o").args([&output, &input]).assert().code(0);
     read_turns(&[output]).unwrap().remove(0).teacher_log_probs
 }
@@ -108,6 +108,7 @@ fn a_teacher_that_changes_is_read_again() {
     lead(&link, "one");
     let tokenizer = models().join("tiny-qwen3");
     let flags = ["--model", link.to_str().unwrap(), "--tokenizer", tokenizer.to_str().unwrap()];
+    let flags = [&flags[..], &["--topk", "0"]].concat();
     let mut teaching = run.start("teacher-lp", ("hinted", "taught"), &flags);
     let shard = |second| {
         write_shard(&shards, HINTED, &hinted(second), &Provenance::default()).unwrap();

@@ -85,7 +85,7 @@ fn the_chain_loses_no_turn() {
     for stage in stages {
         let (code, words) = stage.stop();
         assert_eq!(code, Some(0), "{words}");
-        assert!(words.ends_with("shards 4"), "{words}");
+        assert!(words.lines().any(|line| line == "shards 4"), "{words}");
     }
     let (code, words) = trainer.stop();
     assert_eq!(code, Some(0), "{words}");
@@ -143,6 +143,24 @@ fn a_batch_may_be_waited_for_only_so_long() {
     let (code, words) = trainer.stop();
     assert_eq!(code, Some(0), "{words}");
     assert!(words.contains("3 steps of 2 shards"), "{words}");
+}
+
+/// Who is told no estimator trains by the one that made the first shard.
+#[test]
+fn the_first_shard_says_how_it_is_trained() {
+    let run = Run::new();
+    let turns: Vec<_> = (1..=3).map(|number| finished("s", number)).collect();
+    std::fs::create_dir(run.at("judged")).unwrap();
+    write(&run.at("judged/a.parquet"), Format::Parquet, &[Writer::Serve, Writer::Judge], &turns);
+    let mut command = run.command("advantage", ("judged", "ready"));
+    command.args(["--estimator", "grpo", "--once"]).assert().success();
+    let ran = training(&run, "policy", &["--once"]).assert().success();
+    let words = talk(ran.get_output());
+    assert!(words.contains("the estimator is `grpo`, as the table's"), "{words}");
+    assert!(words.contains("step 1 turns 3"), "{words}");
+    let record = std::fs::read(run.at("policy").join("latest/oclaw/train.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    assert_eq!(record["settings"]["estimator"], "grpo");
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn what_cannot_work_is_refused_before_anything_starts() {
         (SERVE, &[], "`judge` has nobody to ask"),
         (SERVE, &["--without", "jugde"], "`without`: no stage `jugde` to do without"),
         (SERVE, &["--without", "advantage"], "`train` needs `advantage`"),
-        (SERVE, &["--without", "hint"], "`estimator = \"combine\"` needs `hint`"),
+        (SERVE, &["--without", "hint"], "`estimator = \"hybrid\"` needs `hint`"),
         (
             SERVE,
             &["--run", "s3://chats/run"],

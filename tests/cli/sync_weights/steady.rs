@@ -1,13 +1,17 @@
 //! Chats that go on while weights come.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use oclaw::serving::{Options, start};
+use oclaw::engine::{Engine, EngineOptions, Pushed};
+use oclaw::serving::{Options, Running, start};
 use oclaw::trajectory::Turn;
+use oclaw::wire::sglang::PauseMode;
 
 use super::*;
-use crate::harness::fixture_models as models;
 use crate::harness::serve::{Serve, rows};
+use crate::harness::{fixture_models as models, until};
 
 const SYNCS: usize = 5;
 const PEOPLE: usize = 3;
@@ -85,4 +89,58 @@ fn tell_their_versions(rows: &[Turn], chats: usize) {
         seen.extend([begin, end]);
     }
     assert_eq!(seen.len(), SYNCS + 1, "{seen:?}");
+}
+
+/// Returns how many tokens an engine has generated.
+fn generated(running: &Running) -> f64 {
+    let mut stream = TcpStream::connect(running.address).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let name = "sglang:generation_tokens_total{model_name=\"tiny-qwen3\"} ";
+    text.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse().unwrap()
+}
+
+/// New weights come in the middle of an answer: its row tells both versions.
+#[test]
+fn a_row_carries_the_versions_of_its_first_token_and_of_its_last() {
+    let spool = tempfile::tempdir().unwrap();
+    let base = models().join("tiny-qwen3");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let running = runtime.block_on(start(Options::new(base.clone()))).unwrap();
+    let engine = runtime.block_on(Engine::attach(EngineOptions::new(running.url()))).unwrap();
+    let serve = Serve::start(spool.path(), &["--engine", &running.url()]);
+    let body = json!({
+        "model": "m", "max_tokens": 1000, "ignore_eos": true,
+        "messages": [{"role": "user", "content": "Go on."}],
+    });
+    // On a busy machine an answer may be over before they come: then another one.
+    let cut = (1..=20).find(|version| {
+        let before = generated(&running);
+        let session = format!("x-session-id: {version}\r\nx-session-done: 1\r\n");
+        std::thread::scope(|scope| {
+            let chat = scope.spawn(|| serve.chat(&body, &session));
+            until("a token of the answer", || generated(&running) > before);
+            runtime.block_on(async {
+                engine.pause(PauseMode::InPlace).await.unwrap();
+                let pushed = Pushed { folder: &base, version: &version.to_string() };
+                engine.update_weights_from_disk(pushed).await.unwrap();
+                engine.resume().await.unwrap();
+            });
+            let answer = chat.join().unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+            answer.contains("\"weight_versions\":")
+        })
+    });
+    let (code, words) = serve.stop();
+    assert_eq!(code, Some(0), "{words}");
+    runtime.block_on(running.shutdown());
+    let cut: i32 = cut.unwrap_or_else(|| panic!("the weights never came in time"));
+    let rows = rows(spool.path());
+    let both = rows.iter().filter(|row| row.weight_version != row.weight_version_end);
+    let both: Vec<_> = both
+        .map(|row| (row.weight_version.as_deref().unwrap(), row.weight_version_end.as_deref()))
+        .collect();
+    let (old, new) = ((cut - 1).to_string(), cut.to_string());
+    assert_eq!(both, [(&old[..], Some(&new[..]))]);
 }

@@ -155,7 +155,7 @@ fn a_new_teacher_needs_no_student_whose_scores_are_kept() {
 fn a_dry_run_counts_as_far_as_the_calls_go() {
     let folder = tempfile::tempdir().unwrap();
     let model = models().join("tiny-qwen3");
-    let flags = ["--model", model.to_str().unwrap(), "--max-requests", "1"];
+    let flags = ["--model", model.to_str().unwrap(), "--topk", "0", "--max-requests", "1"];
     let (words, ..) = run(folder.path(), &[&flags[..], &["--dry-run"]].concat(), 0);
     assert!(words.contains("to ask about 1 calls 1 cache hits 0"), "{words}");
     assert!(words.contains("left out: budget, at most 1"), "{words}");

@@ -76,7 +76,8 @@ fn what_a_turns_sequences_share_is_computed_once() {
     let enhanced =
         hints.map(|hint| sequence(&enhanced_messages(&messages(), hint).unwrap())).to_vec();
     let all = [enhanced.clone(), vec![sequence(&messages())]].concat();
-    for (flags, (scored, computed)) in [(&[][..], work(enhanced)), (&["--topk", "4"], work(all))] {
+    let without = ["--topk", "0"];
+    for (flags, (scored, computed)) in [(&without[..], work(enhanced)), (&[], work(all))] {
         let run = oclaw_keeping(folder.path())
             .args(["teacher-lp", "--no-cache", "--model"])
             .arg(&model)
@@ -131,7 +132,7 @@ fn a_killed_run_goes_on_where_it_was() {
     assert!(whole.starts_with(begun));
 
     let mut child = Command::new(env!("CARGO_BIN_EXE_oclaw"))
-        .args(["teacher-lp", "--at-once", "1", "-q", "--model"])
+        .args(["teacher-lp", "--topk", "0", "--at-once", "1", "-q", "--model"])
         .arg(&model)
         .arg("-o")
         .arg(&output)
@@ -153,7 +154,7 @@ fn a_killed_run_goes_on_where_it_was() {
     assert!(!output.exists());
 
     let run = oclaw_keeping(folder.path())
-        .args(["teacher-lp", "--model"])
+        .args(["teacher-lp", "--topk", "0", "--model"])
         .arg(&model)
         .arg("-o")
         .arg(&output)

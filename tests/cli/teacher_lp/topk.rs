@@ -169,6 +169,9 @@ fn each_turns_policy_is_its_student() {
 fn the_model_is_its_own_student_by_default() {
     let folder = tempfile::tempdir().unwrap();
     let base = folder_of("tiny-llama");
+    let (turns, talk) = teach(folder.path(), &["--model", &base], 0);
+    assert!(!talk.contains("likeliest"), "{talk}");
+    assert!(turns[..3].iter().all(|turn| turn.topk == Some(4)));
     let (turns, _) = teach(folder.path(), &["--model", &base, "--topk", "1"], 0);
     let teacher = model("tiny-llama");
     assert_eq!(turns[0].teacher.as_deref(), Some("tiny-llama"));
@@ -238,6 +241,9 @@ fn vllm_gives_the_same_numbers_as_far_as_its_list_reaches() {
     let folder = tempfile::tempdir().unwrap();
     let (turns, talk) = teach(folder.path(), &flags, 0);
     assert!(!talk.contains("20 likeliest"), "{talk}");
+    // Nobody was named whose likeliest tokens they could be.
+    assert!(talk.contains("note: no likeliest tokens are recorded"), "{talk}");
+    assert_eq!((turns[1].topk, &turns[1].student_topk_ids), (None, &None));
     let response = turns[1].response_ids.as_ref().unwrap();
     let enhanced = prompt(&chat(), &enhanced_messages(&messages(), "Say red.").unwrap());
     let scored = turns[1].teacher_log_probs.as_ref().unwrap()[0].as_ref().unwrap();
@@ -286,7 +292,7 @@ fn who_cannot_be_teacher_or_student_is_refused() {
         (engine(&llama), 2, "speaks the llamacpp dialect, which has no way to score"),
         (engine(&gateway), 2, "hint: SGLang, vLLM, `oclaw engine` and a model folder can"),
         (with(engine(&llama), &["--topk", "4"]), 2, "`--topk` needs a student"),
-        (local(&["--policy", "p"]), 2, "a student has nothing to do without `--topk`"),
+        (local(&["--topk", "0", "--policy", "p"]), 2, "nothing to do under `--topk 0`"),
         (foreign, 1, "hint: teacher and student must share the policy's vocabulary"),
         (vec!["--model", &other, "--tokenizer", &base], 1, "is another"),
     ] {

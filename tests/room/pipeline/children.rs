@@ -101,7 +101,7 @@ fn a_node_with_three_engines() {
         (
             "teacher-lp",
             "oclaw teacher-lp --config oclaw.toml --follow run/hinted -o run/taught \
-             --engine http://elsewhere:1 --tokenizer models/base",
+             --engine http://elsewhere:1 --tokenizer models/base --topk 0",
         ),
         (
             "advantage",
@@ -259,9 +259,32 @@ fn stages_meet_in_a_store() {
     let own = format!("object-cache = \"/fast\"\n{config}");
     let children = cast_at(run(), &own, &[]).unwrap();
     assert!(!words(&children, "judge").contains("--object-cache"));
-    let asking = format!("{config}[teacher-lp]\ntopk = 4\n");
-    let told = cast_at(run(), &asking, &[]).unwrap_err().to_string();
-    assert!(told.contains("`[teacher-lp] student = URL`"), "{told}");
+}
+
+/// The likeliest tokens that `hybrid` learns from are those of the policies at hand, or of
+/// the engine that serves the newest one; nobody tells any that nobody learns from.
+#[test]
+fn the_likeliest_tokens_are_told_where_they_are_learnt_from() {
+    let local = "[engines.a]\nmodel = \"m\"\n[judge]\nrules = \"\"\n\
+                 [hint]\nfrom-feedback = true\n";
+    let server = format!("{local}[engines.t]\nurl = \"http://t:1\"\nserves = \"teacher\"\n");
+    let store = Run::new("run").with_store(Some("s3://chats/run".to_owned()));
+    let engine = "--student http://127.0.0.1:30001";
+    for (run, config, rest, told) in [
+        (Run::new("run"), local, "", "--model m --policy run/policy"),
+        (Run::new("run"), local, "[train]\nestimator = \"topk-kl\"\n", "--policy run/policy"),
+        (Run::new("run"), local, "[teacher-lp]\ntopk = 9\n", "--policy run/policy"),
+        (Run::new("run"), local, "[train]\nestimator = \"combine\"\n", "--model m --topk 0"),
+        (Run::new("run"), local, "[teacher-lp]\ntopk = 0\n", "--model m"),
+        (Run::new("run"), local, "[teacher-lp]\nstudent = \"s\"\n", "--model m"),
+        (Run::new("run"), &server, "", engine),
+        (store.clone(), local, "", engine),
+        (store, local, "[teacher-lp]\ntopk = 4\n", engine),
+    ] {
+        let children = cast_at(run, &format!("{config}{rest}"), &[]).unwrap();
+        let words = words(&children, "teacher-lp");
+        assert!(words.ends_with(told), "{rest}: {words}");
+    }
 }
 
 /// What the loop says to its processes itself, the file cannot say otherwise.

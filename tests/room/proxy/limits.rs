@@ -88,6 +88,31 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     assert!(answer[..count].starts_with(b"HTTP/1.1 408 "));
 }
 
+/// Nor is one whose head does not come, or that asks for nothing more.
+#[tokio::test]
+async fn a_head_that_does_not_come_is_not_waited_for() {
+    let rig = Rig::start(
+        Speaks::Sglang,
+        |_| json(200, &answer("x")),
+        |options| options.limits.silence = Duration::from_millis(50),
+    )
+    .await;
+    let body = ask("hi").to_string();
+    let whole = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let half = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-wait";
+    for (sent, answered) in [(half, false), ("", false), (whole.as_str(), true)] {
+        let mut stream = TcpStream::connect(rig.running.address).await.unwrap();
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        let mut heard = String::new();
+        let end = stream.read_to_string(&mut heard);
+        tokio::time::timeout(Duration::from_secs(20), end).await.unwrap().unwrap();
+        assert_eq!(heard.starts_with("HTTP/1.1 200 "), answered, "{sent}: {heard}");
+    }
+}
+
 /// Sends more than all buffers on the way hold.
 fn flood(_: &Seen) -> Vec<Step> {
     let piece = event(&bare(&"z".repeat(1 << 20)));

@@ -23,6 +23,7 @@ fn too_much() -> Vec<(&'static str, Value, &'static str)> {
     let stops = |count: usize| json!({"max_new_tokens": 1, "stop": vec!["x"; count]});
     let long = json!({"max_new_tokens": 1, "stop": "x".repeat(4097)});
     let stop_ids = json!({"max_new_tokens": 1, "stop_token_ids": vec![7; 1025]});
+    let name = "x".repeat(4097);
     vec![
         (NATIVE, native(json!([1]), sampling(i64::MAX), json!({})), huge),
         (CHAT, json!({"messages": hello, "max_tokens": i64::MAX}), huge),
@@ -65,6 +66,30 @@ fn too_much() -> Vec<(&'static str, Value, &'static str)> {
             native(json!([5]), stop_ids, json!({})),
             "`stop_token_ids` has 1025 ids; it may have 1024",
         ),
+        (
+            CHAT,
+            json!({"messages": hello, "model": name}),
+            "`model` has 4097 bytes; it may have 4096",
+        ),
+        (CHAT, json!({"messages": hello, "rid": name}), "`rid` has 4097"),
+        (TEXT, json!({"prompt": [5], "rid": name}), "`rid` has 4097"),
+        (NATIVE, native(json!([[5], [6]]), sampling(1), json!({"rid": name})), "`rid` has 4097"),
+        (
+            NATIVE,
+            native(json!([5]), sampling(1), json!({"lora_path": name})),
+            "`lora_path` has 4097",
+        ),
+        (
+            "/load_lora_adapter",
+            json!({"lora_name": name, "lora_path": "a"}),
+            "`lora_name` has 4097",
+        ),
+        ("/update_weight_version", json!({"new_version": name}), "`new_version` has 4097"),
+        (
+            "/update_weights_from_disk",
+            json!({"model_path": "gone", "weight_version": name}),
+            "`weight_version` has 4097",
+        ),
     ]
 }
 
@@ -106,6 +131,59 @@ async fn too_much_is_refused_with_the_numbers() {
     let both = good(&running, NATIVE, native(json!([[5], [6]]), sampling, further)).await;
     assert_eq!(both.as_array().unwrap().len(), 2);
     assert_eq!(both[0]["meta_info"]["id"], "a");
+    running.shutdown().await;
+}
+
+/// What the router refuses by itself is told like all else, and bodies that nobody wants are
+/// read: who sends one must hear the answer.
+#[tokio::test]
+async fn a_wrong_method_and_too_long_a_body_are_refused_in_words() {
+    install_tls();
+    let running = tiny().await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let address = |path: &str| format!("{}{path}", running.url());
+    let long = vec![b' '; (64 << 20) + 1];
+    let unwanted = vec![b'x'; 8 << 20];
+    for (request, status, expected) in [
+        (client.get(address(CHAT)), 405, "no route GET /v1/chat/completions"),
+        (client.post(address("/health")), 405, "no route POST /health"),
+        (client.post(address(NATIVE)).body(long), 413, "the body has more than 67108864 bytes"),
+        (client.post(address("/nowhere")).body(unwanted.clone()), 404, "no route POST /nowhere"),
+        (client.post(address("/v1/embeddings")).body(unwanted), 400, "makes no embeddings"),
+    ] {
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status().as_u16(), status, "{expected}");
+        let told: Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
+        assert_eq!((&told["object"], &told["code"]), (&json!("error"), &json!(status)), "{told}");
+        assert_eq!(told["type"] == "NotFoundError", status == 404, "{told}");
+        assert!(told["message"].as_str().unwrap().contains(expected), "{told}");
+    }
+    running.shutdown().await;
+}
+
+/// At next to no temperature all tokens but one are as good as impossible: JSON has no
+/// word for their log-probs, and null would be none.
+#[tokio::test]
+async fn a_log_prob_is_a_number_at_every_temperature() {
+    install_tls();
+    let running = tiny().await;
+    for temperature in [0.0, 1e-44, 1e-6, 1000.0] {
+        let sampling = json!({"max_new_tokens": 3, "temperature": temperature, "ignore_eos": true});
+        let further =
+            json!({"return_logprob": true, "top_logprobs_num": 3, "token_ids_logprob": [7, 9]});
+        let answer = good(&running, NATIVE, native(json!([5]), sampling, further)).await;
+        let meta = &answer["meta_info"];
+        let lists = ["output_top_logprobs", "output_token_ids_logprobs"];
+        let places = lists.iter().flat_map(|list| meta[list].as_array().unwrap());
+        let entries = places.flat_map(|place| place.as_array().unwrap());
+        let all: Vec<_> =
+            entries.chain(meta["output_token_logprobs"].as_array().unwrap()).collect();
+        assert_eq!(all.len(), 3 * 3 + 3 * 2 + 3);
+        for entry in all {
+            let told = entry[0].as_f64().unwrap();
+            assert!(told <= 0.0 && (told as f32).is_finite(), "{temperature}: {entry}");
+        }
+    }
     running.shutdown().await;
 }
 

@@ -121,6 +121,23 @@ fn native_fields(folder: &Path) -> Vec<Read> {
     ]
 }
 
+/// Returns every field that is read; adapters for them are written into the folder.
+fn fields(folder: &Path) -> Vec<Read> {
+    let mut fields = native_fields(folder);
+    fields.extend(chat_fields("/v1/chat/completions"));
+    fields.extend(chat_fields("/v1/completions"));
+    fields
+}
+
+/// Returns two requests for every such field: with a value that it takes, and with one that
+/// it does not. Each is a path and a body.
+pub(crate) fn examples(folder: &Path) -> Vec<(String, Value)> {
+    let both = |Read { route, field, good, wrong }: Read| {
+        [good, wrong].map(|value| request(route, field, &value, folder))
+    };
+    fields(folder).into_iter().flat_map(both).collect()
+}
+
 /// Returns a request that is good, but for a field of this value.
 fn request(route: &str, field: &str, value: &Value, folder: &Path) -> (String, Value) {
     let (path, inner) = match route.split_once(' ') {
@@ -158,9 +175,7 @@ async fn what_is_said_of_a_field_is_what_happens() {
     install_tls();
     let folder = tempfile::tempdir().unwrap();
     let running = tiny().await;
-    let mut read = native_fields(folder.path());
-    read.extend(chat_fields("/v1/chat/completions"));
-    read.extend(chat_fields("/v1/completions"));
+    let read = fields(folder.path());
     let body = json!({"lora_name": "loaded", "lora_path": folder.path().join("adapter-1")});
     good(&running, "/load_lora_adapter", body).await;
     for Read { route, field, good: value, wrong } in &read {

@@ -18,7 +18,7 @@ fn value(text: &str, name: &str, further: &str) -> f64 {
 
 /// Scrapes until a figure is so: the compute thread tells where it stands after the step
 /// whose tokens are out already.
-async fn until(running: &Running, name: &str, expected: f64) {
+pub(super) async fn until(running: &Running, name: &str, expected: f64) {
     let patience = tokio::time::Instant::now() + crate::harness::PATIENCE;
     while value(&scrape(running).await, name, "") != expected {
         assert!(tokio::time::Instant::now() < patience, "{name} never was {expected}");

@@ -1,0 +1,6 @@
+#![cfg_attr(fuzzing, no_main)]
+
+#[path = "../targets/requests.rs"]
+mod target;
+
+include!("../main.rs");
