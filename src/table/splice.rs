@@ -56,6 +56,8 @@ struct Spliced {
     read: Vec<usize>,
     /// For each leaf of the output the one here that it is copied from.
     origins: Vec<Option<usize>>,
+    /// We wrote it. Others may count other things as null in their statistics.
+    ours: bool,
     /// The leaf of the prompts, if what the file says of them may be taken for granted.
     trusted: Option<usize>,
 }
@@ -86,7 +88,10 @@ impl Splice {
             }
             let filled = groups.iter().enumerate().filter(|(_, group)| group.num_rows() > 0);
             places.extend(filled.map(|(place, _)| (spliced.len(), place)));
-            spliced.push(Spliced { name, bytes, metadata, read, origins, trusted: None });
+            let creator = metadata.metadata().file_metadata().created_by();
+            let ours = creator.is_some_and(|creator| creator.starts_with("oclaw "));
+            let trusted = None;
+            spliced.push(Spliced { name, bytes, metadata, read, origins, ours, trusted });
         }
         // A table without rows has its schema, and is written as any other.
         let shape = shape.filter(|_| !places.is_empty());
@@ -105,11 +110,8 @@ impl Splice {
     /// what they count as null.
     pub fn trust_prompts(&mut self) {
         for file in &mut self.files {
-            let creator = file.metadata.metadata().file_metadata().created_by();
-            let ours = creator.is_some_and(|creator| creator.starts_with("oclaw "));
-            let schema = file.metadata.parquet_schema();
-            let prompts = leaves(schema, &["prompt_ids"]);
-            file.trusted = prompts.first().copied().filter(|_| ours);
+            let prompts = leaves(file.metadata.parquet_schema(), &["prompt_ids"]);
+            file.trusted = prompts.first().copied().filter(|_| file.ours);
         }
     }
 
@@ -175,7 +177,11 @@ impl Splice {
                 }
                 continue;
             };
-            let metadata = metadata.column(*leaf).clone();
+            let mut metadata = metadata.column(*leaf).clone();
+            if !file.ours && metadata.column_path().parts()[0] == "prompt_ids" {
+                // In a file of ours they would be taken for granted.
+                metadata = metadata.into_builder().clear_statistics().build()?;
+            }
             let close = ColumnCloseResult {
                 bytes_written: u64::try_from(metadata.compressed_size()).unwrap_or_default(),
                 rows_written: new.rows,

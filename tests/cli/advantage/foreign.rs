@@ -75,7 +75,9 @@ fn every_codec_and_index_of_our_own_library() {
             for ((was, old), (is, new)) in before.iter().zip(others) {
                 assert_eq!(old, new, "{}", is.column_path());
                 assert_eq!(was.compression(), is.compression());
-                assert_eq!(was.statistics(), is.statistics());
+                // In a file of ours these would be taken for granted.
+                let prompts = is.column_path().parts()[0] == "prompt_ids";
+                assert_eq!(is.statistics(), was.statistics().filter(|_| !prompts));
                 assert!(was.offset_index_offset().is_some());
                 filters += usize::from(was.bloom_filter_offset().is_some());
                 // What points into the old file would point at something else here.

@@ -105,22 +105,26 @@ fn chunks_of_other_columns_are_copied_to_the_byte() {
     }
 }
 
-/// Prompts are read in the first pass alone, and what is wrong with one is known in the
-/// second all the same.
+/// A file of ours counts its prompts, and one of somebody else may count otherwise.
 #[test]
-fn what_is_wrong_with_a_prompt_is_told_without_reading_it_again() {
+fn what_is_wrong_with_a_prompt_is_told_whoever_wrote_it() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let prompts = [Some(vec![5, 6]), None, Some(Vec::new()), Some(vec![5, 0, -3])];
     let turns =
         (1..).zip(prompts).map(|(number, prompt_ids)| Turn { prompt_ids, ..finished("s", number) });
-    let input = foreign(at("1.parquet"), &[turns.collect()]);
+    let turns: Vec<_> = turns.collect();
+    told(&at, &write(&at("ours.parquet"), Format::Parquet, &TAUGHT, &turns));
+    told(&at, &foreign(at("1.parquet"), &[turns]));
+}
+
+fn told(at: &dyn Fn(&str) -> PathBuf, input: &Path) {
     let (spliced, plain) = (at("spliced.parquet"), at("plain"));
     for words in [
         vec!["-o", spliced.to_str().unwrap()],
         vec!["--format", "ipc", "-o", plain.to_str().unwrap()],
     ] {
-        oclaw().arg("advantage").args(words).arg(&input).assert().code(3);
+        oclaw().arg("advantage").args(words).arg(input).assert().code(3);
     }
     let found = read(&spliced);
     assert_eq!(found, read(&plain));
@@ -135,6 +139,32 @@ fn what_is_wrong_with_a_prompt_is_told_without_reading_it_again() {
     assert_eq!(told.collect::<Vec<_>>(), expected);
     let kept: Vec<_> = found.into_iter().map(|turn| turn.prompt_ids).collect();
     assert_eq!(kept, [Some(vec![5, 6]), None, Some(Vec::new()), Some(vec![5, 0, -3])]);
+}
+
+/// That a neutral turn contradicts itself is seen in its lists alone. By the light columns
+/// it is the first that is neutral, and would be the one to promote.
+#[test]
+fn what_was_supposed_gives_way_to_what_is_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let neutral = |number| Turn { score: Some(0.0), ..captured("s", number) };
+    let broken = Turn { rollout_log_probs: Some(vec![Some(-0.5)]), ..neutral(1) };
+    let turns = [broken, neutral(2), neutral(3), finished("t", 1)];
+    let input = write(&at("in.parquet"), Format::Parquet, &TAUGHT, &turns);
+    let (spliced, plain) = (at("spliced.parquet"), at("plain"));
+    for (output, format) in [(&spliced, "parquet"), (&plain, "ipc")] {
+        let mut command = oclaw();
+        command.args(["advantage", "--format", format, "-o"]).args([output, &input]);
+        let talk = command.assert().code(3).get_output().stderr.clone();
+        let talk = String::from_utf8(talk).unwrap();
+        // Counted once, however often they were noted.
+        let rows = talk.lines().find(|line| line.trim().starts_with("turns")).expect(&talk);
+        assert_eq!(rows.split_whitespace().last(), Some("4"), "{talk}");
+    }
+    let found = read(&spliced);
+    assert_eq!(found, read(&plain));
+    let promoted: Vec<_> = found.iter().map(|turn| turn.promoted).collect();
+    assert_eq!(promoted, [false, true, false, false].map(Some));
 }
 
 #[test]
