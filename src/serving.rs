@@ -37,6 +37,7 @@ use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use axum::serve::ListenerExt;
 use secrecy::{ExposeSecret, SecretString};
 use tch::Device;
 use tokio::net::TcpListener;
@@ -215,6 +216,10 @@ pub async fn start(options: Options) -> Result<Running, Error> {
             // A sender that is gone means stop as well.
             let _ = stopped.wait_for(|stop| *stop).await;
         };
+        // A token must not wait until the client has acknowledged the one before.
+        let listener = listener.tap_io(|stream| {
+            let _ = stream.set_nodelay(true);
+        });
         let served = axum::serve(listener, router).with_graceful_shutdown(stopped);
         if let Err(error) = served.await {
             tracing::error!(%error, "the server ended");
