@@ -21,6 +21,10 @@ part() { # NAME COMMAND…
 # sleep, not spin.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 
+# A test that waits for ever must not hold up all: this is five times what they need.
+host=$(rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)
+export "CARGO_TARGET_${host}_RUNNER=timeout --foreground --verbose 30m"
+
 # One process for all tests of a program: to load libtorch anew for each test takes
 # longer than most tests do.
 talk=target/tests.log

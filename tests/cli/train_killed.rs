@@ -1,7 +1,9 @@
 //! Killed at every file operation of a checkpoint, then started again.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -30,9 +32,10 @@ const SHIM: &str = r#"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
@@ -40,19 +43,20 @@ static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 __attribute__((constructor)) static void end_with_the_test(void) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
-static int fifo(const char *name, int flags) {
-    return syscall(SYS_openat, AT_FDCWD, getenv(name), flags, 0);
-}
 static void ask(const char *what, size_t length) {
+    if (!length) return;
     char leave = 0;
+    struct sockaddr_un test = { .sun_family = AF_UNIX };
     pthread_mutex_lock(&one_at_a_time);
-    int told = fifo("WATCH_TOLD", O_WRONLY);
-    syscall(SYS_write, told, what, length);
-    syscall(SYS_close, told);
-    int answer = fifo("WATCH_ANSWER", O_RDONLY);
-    syscall(SYS_read, answer, &leave, 1);
-    syscall(SYS_close, answer);
+    strncpy(test.sun_path, getenv("WATCH_AT"), sizeof test.sun_path - 1);
+    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (!connect(s, (struct sockaddr *)&test, sizeof test)) {
+        send(s, what, length, MSG_NOSIGNAL);
+        shutdown(s, SHUT_WR);
+        recv(s, &leave, 1, 0);
+    }
     if (leave != 'g') for (kill(getpid(), SIGKILL);;) pause();
+    close(s);
     pthread_mutex_unlock(&one_at_a_time);
 }
 static void at_path(const char *path) {
@@ -111,45 +115,51 @@ fn shim(folder: &Path) -> PathBuf {
     library
 }
 
-/// A run that stops at every operation.
+/// A run that stops at every operation. It asks over a connection of its own each time:
+/// what ends there ends for both, whatever copies of it a program that another test is
+/// about to start holds for a moment. (Named pipes have no such end.)
 struct Watched {
-    told: PathBuf,
-    answer: PathBuf,
+    door: UnixListener,
+    asking: Option<UnixStream>,
     run: JoinHandle<Output>,
 }
 
 impl Watched {
     fn start(root: &Path, library: &Path, mut command: assert_cmd::Command, out: &Path) -> Self {
-        let [told, answer] = ["told", "answer"].map(|name| {
-            let fifo = root.join(name);
-            let _ = fs::remove_file(&fifo);
-            assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-            fifo
-        });
-        command.env("LD_PRELOAD", library).env("WATCH_BELOW", out);
-        command.env("WATCH_TOLD", &told).env("WATCH_ANSWER", &answer);
-        let end = told.clone();
+        let at = root.join("watch");
+        let _ = fs::remove_file(&at);
+        let door = UnixListener::bind(&at).unwrap();
+        command.env("LD_PRELOAD", library).env("WATCH_BELOW", out).env("WATCH_AT", &at);
         let run = thread::spawn(move || {
             let output = command.output().unwrap();
-            fs::write(end, "").unwrap();
+            // It says nothing, and so that it has ended.
+            UnixStream::connect(at).unwrap();
             output
         });
-        Self { told, answer, run }
+        Self { door, asking: None, run }
     }
 
     /// Waits until the run stops, and returns at what; nothing, if it has ended.
-    fn stop(&self) -> Option<String> {
-        let what = fs::read(&self.told).unwrap();
+    fn stop(&mut self) -> Option<String> {
+        let mut asking = self.door.accept().unwrap().0;
+        let mut what = Vec::new();
+        asking.read_to_end(&mut what).unwrap();
+        self.asking = Some(asking);
         (!what.is_empty()).then(|| String::from_utf8_lossy(&what).into_owned())
     }
 
-    fn go_on(&self) {
-        fs::write(&self.answer, "g").unwrap();
+    fn answer(&mut self, leave: &[u8]) {
+        // A thread that still talks while its program ends does not wait for it.
+        let _ = self.asking.take().unwrap().write_all(leave);
+    }
+
+    fn go_on(&mut self) {
+        self.answer(b"g");
     }
 
     /// Kills it where it stands.
-    fn kill(self) {
-        fs::write(&self.answer, "k").unwrap();
+    fn kill(mut self) {
+        self.answer(b"k");
         assert_eq!(self.stop(), None);
         assert_eq!(self.run.join().unwrap().status.signal(), Some(9));
     }
@@ -262,7 +272,7 @@ impl Scene {
 fn killed_at_any_file_operation_a_run_goes_on_to_the_same_bits() {
     let scene = Scene::new();
     let out = scene.root.join("watched");
-    let run = scene.watch(&out);
+    let mut run = scene.watch(&out);
     let (mut old, mut new, mut amid) = (0, 0, 0);
     while let Some(at) = run.stop() {
         let killed = scene.root.join("killed");
@@ -292,7 +302,7 @@ fn a_killed_run_trains_each_turn_once() {
     let scene = Scene::new();
     for moment in ["have moved", "optimizer.safetensors", ".tmp-latest"] {
         let out = scene.root.join(moment);
-        let run = scene.watch(&out);
+        let mut run = scene.watch(&out);
         while !run.stop().expect("it ended too early").contains(moment) {
             run.go_on();
         }
