@@ -98,7 +98,8 @@ use terms::{LossArgs, ScheduleArgs};
 /// student's most over the answer (`sequence`) or at the token, or the shortest.
 /// With w = the old policy's probabilities over those ids, scaled to 1, and d =
 /// clip(lt - lo, -C, C), C = `--distill-clip`: the sum over ids of the same loss
-/// as above with A = w d. The terms are weighed by `--w-rl` and `--w-opd`. A turn
+/// as above with A = w d. What the policy hardly ever says has hardly any w, however
+/// much the teacher wants it: `--distill-weights teacher` takes the teacher's. The terms are weighed by `--w-rl` and `--w-opd`. A turn
 /// without a hint has no such term, a hint with a value that is not finite none
 /// at that token. The columns come from `oclaw teacher-lp --topk 4`; a table whose
 /// hints all lack them is refused.
@@ -272,6 +273,9 @@ struct DistillationArgs {
     /// Which ids it teaches, under `hybrid`
     #[arg(long, value_enum, value_name = "IDS", default_value_t = SubsetName::Student)]
     subset: SubsetName,
+    /// Whose probabilities weigh them, under `hybrid`
+    #[arg(long, value_enum, value_name = "WHOSE", default_value_t = WeightsName::Policy)]
+    distill_weights: WeightsName,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -292,6 +296,14 @@ enum SubsetName {
     Teacher,
     /// Those in both
     Overlap,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum WeightsName {
+    /// The old policy's, as in reverse KL
+    Policy,
+    /// The hinted teacher's, as in forward KL: also what the policy hardly ever says is taught
+    Teacher,
 }
 
 /// The optimiser's constants.

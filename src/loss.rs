@@ -13,8 +13,8 @@ mod hybrid;
 use tch::{Kind, Tensor};
 
 pub use hybrid::{
-    Candidates, HintSelection, Subset, SubsetIds, TopkAdvantages, TopkError, select_subset,
-    topk_advantages, topk_overlap, topk_surrogate,
+    Candidates, DistillWeights, HintSelection, Subset, SubsetIds, TopkAdvantages, TopkError,
+    select_subset, topk_advantages, topk_overlap, topk_surrogate,
 };
 
 /// Log-ratios are clamped to this on both sides before `exp`, without gradient

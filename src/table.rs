@@ -68,6 +68,17 @@ impl Target {
     pub fn check(&self) -> Result<(), Error> {
         sink::check(self)
     }
+
+    /// Returns whether what goes there is a file of its own until it is finished, and not
+    /// a pipe or a device.
+    pub fn is_a_file(&self) -> bool {
+        match self {
+            Self::Stdout => false,
+            Self::Path(path) | Self::Shard(path) => {
+                std::fs::metadata(path).map_or(true, |there| there.is_file())
+            }
+        }
+    }
 }
 
 /// What can go wrong at the door.

@@ -7,7 +7,7 @@ use super::{Args, DtypeName, OldName, RoundingName};
 use crate::report::Failure;
 
 /// What `topk-kl` has no use for: its policy term is 0, and it chooses ids of its own.
-const NOT_OF_TOPK_KL: [&str; 12] = [
+const NOT_OF_TOPK_KL: [&str; 13] = [
     "loss",
     "clip-low",
     "clip-high",
@@ -20,6 +20,7 @@ const NOT_OF_TOPK_KL: [&str; 12] = [
     "distill-clip",
     "hint-selection",
     "subset",
+    "distill-weights",
 ];
 
 /// Refuses what was given for this run and does nothing in it; says so of the rest.
@@ -52,7 +53,7 @@ fn check(args: &Args, estimator: Estimator) -> Result<Vec<String>, Failure> {
         }
         NOT_OF_TOPK_KL.iter().for_each(|flag| note(flag, under()));
     } else if estimator != Estimator::Hybrid {
-        ["hint-selection", "subset"].iter().for_each(|flag| note(flag, under()));
+        ["hint-selection", "subset", "distill-weights"].iter().for_each(|flag| note(flag, under()));
     }
     let weighs = [Estimator::Combine, Estimator::Hybrid, Estimator::TopkKl].contains(&estimator);
     if !weighs {
@@ -135,6 +136,7 @@ mod tests {
             ("--distill-clip", "1"),
             ("--hint-selection", "token"),
             ("--subset", "teacher"),
+            ("--distill-weights", "teacher"),
         ] {
             let problem = refused(&["--estimator", "topk-kl", flag, value]);
             let wanted = format!("`{flag}` does nothing under `--estimator topk-kl`");

@@ -6,7 +6,7 @@ use comfy_table::Table;
 use indicatif::ProgressBar;
 use oclaw::advantage::Method;
 use oclaw::health::{self, Answer, Evidence, Step, Survey};
-use oclaw::loss::{HintSelection, SubsetIds};
+use oclaw::loss::{DistillWeights, HintSelection, SubsetIds};
 use oclaw::model::Dtype;
 use oclaw::train::{
     Admission, Distillation, Fault, OldLogProbs, Options, Rates, Rounding, Trained, Trainer,
@@ -19,7 +19,10 @@ use super::idle;
 use super::metrics_file::Records;
 use super::shelf::Shelf;
 use super::silence;
-use super::{Args, DistillationArgs, DtypeName, OldName, RoundingName, SelectionName, SubsetName};
+use super::{
+    Args, DistillationArgs, DtypeName, OldName, RoundingName, SelectionName, SubsetName,
+    WeightsName,
+};
 use crate::asking;
 use crate::common::Context;
 use crate::health_lines;
@@ -177,6 +180,10 @@ fn distillation(args: &DistillationArgs) -> Distillation {
             SubsetName::Teacher => SubsetIds::Teacher,
             SubsetName::Overlap => SubsetIds::Overlap,
         },
+        weights: match args.distill_weights {
+            WeightsName::Policy => DistillWeights::Policy,
+            WeightsName::Teacher => DistillWeights::Teacher,
+        },
     }
 }
 
@@ -201,6 +208,7 @@ pub(super) fn settings(args: &Args, method: &Method) -> serde_json::Value {
         "distill_clip": method.distill_clip,
         "hint_selection": format!("{:?}", args.distillation.hint_selection).to_lowercase(),
         "subset": format!("{:?}", args.distillation.subset).to_lowercase(),
+        "distill_weights": format!("{:?}", args.distillation.distill_weights).to_lowercase(),
         "epochs": args.epochs,
         "mini_batches": args.mini_batches,
         "loss": format!("{:?}", loss.loss).to_lowercase(),

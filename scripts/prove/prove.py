@@ -27,8 +27,8 @@ SESSIONS = 36
 # a flag: what is chosen (None: the trainer's own), how it is read, which estimators have it.
 SETTINGS = {
     "lr": (1e-3, float, TRAINED),
-    "epochs": (2, int, TRAINED),
-    "batch-turns": (8, int, TRAINED),
+    "epochs": (4, int, TRAINED),
+    "batch-turns": (4, int, TRAINED),
     "mini-batches": (None, int, TRAINED),
     "max-wait": ("8s", str, TRAINED),
     "lora-rank": (16, int, TRAINED),
@@ -36,16 +36,20 @@ SETTINGS = {
     "train-dtype": ("bf16", ["f32", "bf16"], TRAINED),
     "weight-decay": (None, float, TRAINED),
     "clip-norm": (None, float, TRAINED),
-    "kl-coef": (0.1, float, TRAINED),
+    "kl-coef": (0.2, float, TRAINED),
+    # What a step may change of an id's probability, up: what is said once in a thousand
+    # would take many steps at 0.28.
+    "clip-high": (1.0, float, TRAINED),
     "w-rl": (0.1, float, {"hybrid", "combine"}),
     "w-opd": (None, float, {"hybrid", "combine"}),
     "distill-clip": (5.0, float, TAUGHT),
     "subset": ("teacher", ["student", "teacher", "overlap"], {"hybrid"}),
+    "distill-weights": ("teacher", ["policy", "teacher"], {"hybrid"}),
     "hint-selection": (None, ["sequence", "token", "shortest"], {"hybrid"}),
-    "topk": (4, int, {"hybrid"}),
+    "topk": (16, int, {"hybrid"}),
     "teacher": ("base", ["base", "ema"], TAUGHT),
     "ema": (None, float, TAUGHT),
-    "round": (4, int, TRAINED),
+    "round": (2, int, TRAINED),
 }
 # What a slow teacher keeps of itself at an update, unless it is told.
 EMA = 0.99

@@ -99,8 +99,9 @@ pub struct Summary {
     pub advantages: Spread,
     /// The distillation advantages `lt_t - lo_t` of those tokens.
     pub distilled: Spread,
-    /// Rows whose teacher is not in the advantages: it has a loss of its own.
-    pub taught_apart: u64,
+    /// The advantages of those rows that nothing else teaches: a teacher with a loss of
+    /// its own is not in the advantages.
+    pub alone: Spread,
 }
 
 impl Summary {
@@ -122,10 +123,14 @@ impl Summary {
         let trained = |token: &usize| mask[*token] == 1;
         self.tokens += (0..mask.len()).filter(trained).count() as u64;
         let taught = matches!(kind, SampleKind::Opd | SampleKind::OpdRl);
-        self.taught_apart += u64::from(trainable && taught && method.estimator.reads_topk());
         if let Some(advantages) = &turn.advantages {
+            let mut found = Spread::default();
             let used = (0..mask.len()).filter(trained);
-            used.for_each(|token| self.advantages.add(advantages[token]));
+            used.for_each(|token| found.add(advantages[token]));
+            self.advantages.merge(&found);
+            if !(taught && method.estimator.reads_topk()) {
+                self.alone.merge(&found);
+            }
         } else if mask.contains(&1)
             && taught
             && method.estimator.reads_teacher()
@@ -154,7 +159,7 @@ impl Summary {
         self.tokens += other.tokens;
         self.advantages.merge(&other.advantages);
         self.distilled.merge(&other.distilled);
-        self.taught_apart += other.taught_apart;
+        self.alone.merge(&other.alone);
     }
 
     fn add_distilled(&mut self, turn: &Turn, mask: &[i8], method: &Method) {
@@ -185,10 +190,8 @@ impl Summary {
         if self.rows > 0 && self.rows == self.of_kind(SampleKind::None) {
             found.push("no row carries a signal: nothing can be trained".to_owned());
         }
-        let apart = self.taught_apart > 0;
-        if let Some(std) = self.advantages.std()
+        if let Some(std) = self.alone.std()
             && std < 0.1
-            && !apart
         {
             found.push(format!("advantages hardly differ (std {std:.4}): the signal is weak"));
         }
@@ -198,7 +201,7 @@ impl Summary {
                     .to_owned(),
             );
         }
-        if self.advantages.count > 0 && self.advantages.min > 0.0 && !apart {
+        if self.alone.count > 0 && self.alone.min > 0.0 {
             found.push("all advantages are positive: nothing is discouraged".to_owned());
         }
         found

@@ -232,10 +232,21 @@ fn first_repeated(ids: &Tensor) -> Option<i64> {
 pub struct TopkAdvantages {
     /// `w_v d_v`.
     pub advantages: Tensor,
-    /// `w_v`: the old policy's probabilities, scaled to 1 over the subset.
+    /// `w_v`: probabilities, scaled to 1 over the subset.
     pub weights: Tensor,
     /// `d_v = clip(lt(v) - lo(v), ±C)`.
     pub differences: Tensor,
+}
+
+/// Whose probabilities `w_v` weigh a subset's ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DistillWeights {
+    /// The old policy's, as the reference has it: reverse KL's. It hardly teaches an id that
+    /// the policy hardly ever says.
+    #[default]
+    Policy,
+    /// The teacher's, as in forward KL.
+    Teacher,
 }
 
 /// Returns the advantages of a subset's ids. `old` are the old policy's
@@ -245,11 +256,16 @@ pub fn topk_advantages(
     subset: &Subset,
     old: &Tensor,
     old_like_teacher: &Tensor,
+    weights: DistillWeights,
     limit: Option<f64>,
 ) -> TopkAdvantages {
     let inside = &subset.inside;
     let zero = old.zeros_like();
-    let kept = old.where_self(inside, &old.full_like(f64::NEG_INFINITY));
+    let whose = match weights {
+        DistillWeights::Policy => old,
+        DistillWeights::Teacher => &subset.teacher,
+    };
+    let kept = whose.where_self(inside, &old.full_like(f64::NEG_INFINITY));
     // An empty subset has no softmax.
     let weights = kept.softmax(-1, old.kind()).where_self(inside, &zero).detach();
     let differences = (&subset.teacher - old_like_teacher).where_self(inside, &zero).detach();

@@ -3,7 +3,7 @@
 use super::columns::{self, Layout};
 use super::pieces::in_order;
 use super::{Error, Existing, Output, Plan, READ_AHEAD, Tally};
-use crate::table::{Encoded, Encoding, Sink, Source, Splice, Target};
+use crate::table::{Encoded, Encoding, Sink, Source, Splice};
 use crate::trajectory::Turn;
 
 /// What [`regroup`] makes of turns. `K` is what is kept of each until all are known, `V`
@@ -53,7 +53,8 @@ where
     let layout = Layout::plan(&source, plan)?;
     source.hold()?;
     let mut splice = splice(&source, plan, &layout)?;
-    let again = !matches!(output.target, Target::Stdout) && !plan.peeks.is_empty();
+    // What has gone down a pipe is not taken back.
+    let again = output.target.is_a_file() && !plan.peeks.is_empty();
     let (decided, supposed) = match &mut splice {
         Some(splice) if again => {
             splice.narrow(plan.peeks);

@@ -5,7 +5,8 @@ use tch::{Kind, Tensor};
 
 use crate::advantage::Method;
 use crate::loss::{
-    Candidates, HintSelection, Subset, SubsetIds, TopkError, select_subset, topk_advantages,
+    Candidates, DistillWeights, HintSelection, Subset, SubsetIds, TopkError, select_subset,
+    topk_advantages,
 };
 use crate::trajectory::Turn;
 use crate::trajectory::lint::bad_log_prob;
@@ -13,18 +14,21 @@ use crate::trajectory::lint::bad_log_prob;
 use super::objective::numbers;
 use super::sample::{Refusal, check_vocabulary};
 
-/// Which hint teaches which ids.
+/// Which hint teaches which ids, and how much each counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Distillation {
     /// Which hint.
     pub selection: HintSelection,
     /// Which ids.
     pub subset: SubsetIds,
+    /// Whose probabilities weigh them.
+    pub weights: DistillWeights,
 }
 
 impl Default for Distillation {
     fn default() -> Self {
-        Self { selection: HintSelection::Sequence, subset: SubsetIds::Student }
+        let weights = DistillWeights::Policy;
+        Self { selection: HintSelection::Sequence, subset: SubsetIds::Student, weights }
     }
 }
 
@@ -153,12 +157,13 @@ impl Distilled {
         subset: &Subset,
         old: Vec<f32>,
         like_teacher: &[f32],
+        weights: DistillWeights,
         method: &Method,
     ) -> Self {
         let size = subset.ids.size();
         let limit = method.distill_clip.map(f64::from);
         let shaped = |list: &[f32]| Tensor::from_slice(list).view([size[0], size[1]]);
-        let worth = topk_advantages(subset, &shaped(&old), &shaped(like_teacher), limit);
+        let worth = topk_advantages(subset, &shaped(&old), &shaped(like_teacher), weights, limit);
         let gaps = (&worth.weights * worth.differences.abs()).sum_dim_intlist(
             &[-1i64][..],
             false,

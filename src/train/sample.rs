@@ -77,7 +77,8 @@ impl Admission {
     pub(super) fn distillation(&self) -> Distillation {
         match self.method.estimator {
             Estimator::TopkKl => {
-                Distillation { selection: HintSelection::Shortest, subset: SubsetIds::Teacher }
+                let (selection, subset) = (HintSelection::Shortest, SubsetIds::Teacher);
+                Distillation { selection, subset, ..Distillation::default() }
             }
             _ => self.distillation,
         }

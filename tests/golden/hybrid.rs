@@ -11,7 +11,8 @@
 //!   term (`room::train`).
 
 use oclaw::loss::{
-    self, Candidates, Clip, HintSelection, Reduction, Subset, SubsetIds, TopkAdvantages,
+    self, Candidates, Clip, DistillWeights, HintSelection, Reduction, Subset, SubsetIds,
+    TopkAdvantages,
 };
 use serde_json::Value;
 use tch::{Kind, Tensor};
@@ -194,7 +195,7 @@ impl Found {
         let subset = batch.subset(selection, which);
         let old = batch.old.gather(-1, &subset.ids, false);
         let limit = case["adv_diff_clip"].as_f64();
-        let worth = loss::topk_advantages(&subset, &old, &old, limit);
+        let worth = loss::topk_advantages(&subset, &old, &old, DistillWeights::Policy, limit);
         let TopkAdvantages { advantages, weights, differences } = &worth;
         let current = log_probs.gather(-1, &subset.ids, false);
         let ratio = loss::log_ratio(&current, &old);

@@ -318,7 +318,7 @@ fn the_summary_counts_and_warns() {
     assert_eq!((summary.tokens, summary.advantages.count), (9, 6));
     assert_eq!(summary.warnings(), Vec::<String>::new());
     let mut equal = Summary { rows: 1, ..Summary::default() };
-    equal.advantages.add(0.5);
+    equal.alone.add(0.5);
     equal.distilled.add(0.0);
     let warnings = equal.warnings().join("\n");
     for word in

@@ -3,7 +3,7 @@
 
 mod differences;
 
-use oclaw::loss::{self, Clip, HintSelection, KlKind, Reduction, SubsetIds};
+use oclaw::loss::{self, Clip, DistillWeights, HintSelection, KlKind, Reduction, SubsetIds};
 use tch::{Kind, Tensor};
 
 const CLIP: Clip = Clip { low: 0.2, high: 0.28, dual: None };
@@ -233,7 +233,7 @@ fn a_teacher_value_that_is_no_number_takes_its_candidate_out() {
         );
         // Nothing is taught there, and nothing is NaN.
         let old = Tensor::from_slice(&[-1.0_f32, -1.0, -1.0, -1.0]).view([2, 2]);
-        let worth = loss::topk_advantages(&subset, &old, &old, Some(1.0));
+        let worth = loss::topk_advantages(&subset, &old, &old, DistillWeights::Policy, Some(1.0));
         let current = old.copy().set_requires_grad(true);
         let ratio = loss::log_ratio(&current, &old);
         let found = loss::topk_surrogate(&ratio, &worth.advantages, &subset.inside, &CLIP);
@@ -242,6 +242,28 @@ fn a_teacher_value_that_is_no_number_takes_its_candidate_out() {
         found.loss.sum(Kind::Float).backward();
         close(&current.grad().view(-1), &[0.0, 0.0, 0.5, -0.15]);
     }
+}
+
+/// The policy says 0.01 and 0.5 where the teacher says 0.6 and 0.2: by hand, 1/51 and
+/// 50/51, or 3/4 and 1/4, of d = clip(ln 60, 2) and ln 0.4.
+#[test]
+fn ids_are_weighed_by_the_policy_or_by_the_teacher() {
+    let logs = |values: [f32; 2]| Tensor::from_slice(&values).log().view([1, 2]);
+    let ids = Tensor::from_slice(&[7_i64, 3]).view([1, 2]);
+    let candidates = loss::Candidates {
+        student_ids: ids.shallow_clone(),
+        ids: ids.unsqueeze(0),
+        log_probs: logs([0.6, 0.2]).unsqueeze(0),
+        at_student: None,
+    };
+    let (first, teacher) = (HintSelection::Shortest, SubsetIds::Teacher);
+    let subset = loss::select_subset(&candidates, first, teacher, None).unwrap();
+    let old = logs([0.01, 0.5]);
+    let advantages = |weights| {
+        loss::topk_advantages(&subset, &old, &old, weights, Some(2.0)).advantages.view(-1)
+    };
+    close(&advantages(DistillWeights::Policy), &[2.0 / 51.0, -0.9162907 * 50.0 / 51.0]);
+    close(&advantages(DistillWeights::Teacher), &[1.5, -0.9162907 / 4.0]);
 }
 
 #[test]
@@ -329,7 +351,13 @@ fn of_no_ids_there_is_no_distillation() {
             {
                 let subset = loss::select_subset(&candidates(2), selection, which, None).unwrap();
                 assert_eq!(subset.ids.size(), shape);
-                let worth = loss::topk_advantages(&subset, &empty, &empty, Some(1.0));
+                let worth = loss::topk_advantages(
+                    &subset,
+                    &empty,
+                    &empty,
+                    DistillWeights::Policy,
+                    Some(1.0),
+                );
                 let (advantages, inside) = (&worth.advantages, &subset.inside);
                 let found = loss::topk_surrogate(&empty, advantages, inside, &CLIP);
                 assert_eq!(floats(&found.loss), vec![0.0; shape[0] as usize]);

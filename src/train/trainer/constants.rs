@@ -22,6 +22,7 @@ impl Trainer {
             self.reference.as_ref().map(|model| sample_log_probs(model, &borrowed, budget));
         let mut reference = reference.map(Vec::into_iter);
         let mut batch = Vec::new();
+        let weights = self.options.admission.distillation().weights;
         for ((sample, subset), old) in samples.into_iter().zip(subsets).zip(old) {
             let reference = reference.as_mut().and_then(Iterator::next).map(|values| values.own);
             if let Some(token) = sample.trained().find(|token| !old.is_finite(*token)) {
@@ -48,7 +49,8 @@ impl Trainer {
                     reference_log_probs: reference,
                     advantages,
                     distilled: subset.map(|subset| {
-                        Distilled::new(&subset, old.further, &old.further_teacher, &method)
+                        let like_teacher = &old.further_teacher;
+                        Distilled::new(&subset, old.further, like_teacher, weights, &method)
                     }),
                     old_log_probs: old.own,
                 }),

@@ -163,6 +163,14 @@ fn what_was_supposed_gives_way_to_what_is_seen() {
     }
     let found = read(&spliced);
     assert_eq!(found, read(&plain));
+    // What has gone down a pipe is not taken back.
+    let (pipe, piped) = (at("pipe"), at("piped"));
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let end = pipe.clone();
+    let reader = std::thread::spawn(move || std::fs::read(end).unwrap());
+    oclaw().args(["advantage", "-o"]).args([&pipe, &input]).assert().code(3);
+    std::fs::write(&piped, reader.join().unwrap()).unwrap();
+    assert_eq!(found, read(&piped));
     let promoted: Vec<_> = found.iter().map(|turn| turn.promoted).collect();
     assert_eq!(promoted, [false, true, false, false].map(Some));
 }

@@ -85,7 +85,8 @@ fn hybrid_pulls_towards_the_ids_that_a_hint_favours() {
         for old_log_probs in [OldLogProbs::Recompute, OldLogProbs::Rollout] {
             let folder = tempfile::tempdir().unwrap();
             let mut options = hybrid(folder.path());
-            options.admission.distillation = Distillation { selection, subset };
+            options.admission.distillation =
+                Distillation { selection, subset, ..Distillation::default() };
             options.admission.old_log_probs = old_log_probs;
             let mut trainer = Trainer::open(options).unwrap();
             let turn = Turn { rollout_log_probs: Some(vec![Some(-7.0); 3]), ..taught(1) };
