@@ -141,7 +141,8 @@ def a_run_is_known_by_its_settings():
     plain, other = options(), options("--subset", "student", "--set", "clip-low=0.1")
     assert plain.settings_of("none") == {}
     assert plain.settings_of("grpo") == {
-        "lr": 1e-3, "epochs": 2, "batch-turns": 8, "max-wait": "8s", "lora-rank": 16, "train-dtype": "bf16", "kl-coef": 0.1, "round": 4,
+        "lr": 1e-3, "epochs": 4, "batch-turns": 4, "max-wait": "8s", "lora-rank": 16, "train-dtype": "bf16", "kl-coef": 0.2,
+        "clip-high": 1.0, "round": 2,
     }
     assert "lora-rank" not in options("--lora-rank", "0").settings_of("grpo")
     assert other.settings_of("hybrid")["subset"] == "student" and other.settings_of("grpo")["clip-low"] == 0.1
