@@ -30,7 +30,7 @@ use clap::ValueEnum;
 use compute::ComputeArgs;
 #[cfg(feature = "torch")]
 use oclaw::advantage::Method;
-use oclaw::table::Source;
+use oclaw::table::{Source, StageLine};
 
 use crate::advantage::{EstimatorName, MethodArgs};
 use crate::common::Context;
@@ -76,7 +76,8 @@ use terms::{LossArgs, ScheduleArgs};
 /// minus the entropy and plus the KL to the start model, weighted. The advantage
 /// is that of `--estimator`, computed with the trainer's own old log-probs lo; if
 /// none is given, that of the estimator which the table was made with, or of `hybrid`
-/// where the table does not tell. Under `--follow` the first shard decides.
+/// where the table does not tell; tables that were made with different ones are refused
+/// then. Under `--follow` the newest policy in OUT decides, or else the first shard.
 ///
 /// That is PPO's loss (Schulman et al. 2017; separate bounds: DAPO, Yu et al. 2025;
 /// dual clip: Ye et al. 2020). `--loss gspo` (Zheng et al. 2025) takes the ratio of
@@ -383,10 +384,29 @@ fn alias(text: &str) -> Result<(String, u64), String> {
     parsed.ok_or_else(|| "wanted NAME=STEP, as in `default=0`".to_owned())
 }
 
-/// Returns the estimator that a table was made with, if it tells: by the command line of
-/// its last `advantage`, in which the last one counts.
+/// Returns the estimator that a table was made with, if it tells; of several inputs, what the
+/// first that tells does.
 pub(crate) fn stated_estimator(source: &Source) -> Option<&str> {
-    let made = source.provenance().lines.iter().rev().find(|line| line.command == "advantage")?;
+    stated_estimators(source).into_iter().find_map(|(_, stated)| stated)
+}
+
+/// Returns what the inputs tell of the estimator that they were made with: each answer once,
+/// with the name of the first input that gives it.
+fn stated_estimators(source: &Source) -> Vec<(&str, Option<&str>)> {
+    let mut found: Vec<(&str, Option<&str>)> = Vec::new();
+    for (name, stages) in source.stages() {
+        let stated = estimator_of(stages);
+        if found.iter().all(|(_, known)| *known != stated) {
+            found.push((name, stated));
+        }
+    }
+    found
+}
+
+/// Returns the estimator that an input was made with, if it tells: by the command line of
+/// its last `advantage`, in which the last one counts.
+fn estimator_of(stages: &[StageLine]) -> Option<&str> {
+    let made = stages.iter().rev().find(|line| line.command == "advantage")?;
     let mut found = None;
     for (place, word) in made.argv.iter().enumerate() {
         match word.strip_prefix("--estimator") {

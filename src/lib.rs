@@ -12,6 +12,7 @@ pub mod wire;
 pub mod tensors;
 pub mod gguf;
 pub mod template;
+pub mod listener;
 pub mod session;
 pub mod capture;
 pub mod journal;

@@ -9,7 +9,6 @@ mod auth;
 mod body;
 mod chat;
 mod dispatch;
-mod door;
 mod encoding;
 mod error;
 mod exchange;
@@ -39,16 +38,16 @@ use tokio::task::JoinHandle;
 
 use crate::engine::Engine;
 use crate::journal;
+use crate::listener::Door;
 
 pub use crate::capture::Names;
 pub use crate::journal::Origin;
 pub use auth::Keys;
-pub use limits::Limits;
+pub use limits::{LEAST_IDLE, Limits};
 pub use metrics::Summary;
 pub use request_log::RequestLog;
 pub use routes::{Lock, Route, routes};
 
-use door::Door;
 use fleet::Fleet;
 use limits::{Flights, Queue};
 use metrics::Metrics;
@@ -202,7 +201,8 @@ pub async fn start(options: Options) -> Result<Running, Error> {
         log: options.request_log,
     });
     let accepting = watch::Sender::new(true);
-    let door = Door { listener, patience: limits.silence, stop: shared.stop.subscribe() };
+    let (patience, idle) = (limits.silence, limits.idle);
+    let door = Door { listener, patience, idle, stop: shared.stop.subscribe() };
     let server = door.serve(routes::router(shared.clone()), accepting.subscribe());
     let server = tokio::spawn(server);
     let tickers = [tokio::spawn(recorder.tick()), tokio::spawn(fleet.watch(limits.health))];

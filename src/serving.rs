@@ -12,6 +12,7 @@ mod adapters;
 mod admission;
 mod answer;
 mod begin;
+mod body;
 mod capabilities;
 mod chat;
 mod chat_stream;
@@ -37,12 +38,12 @@ use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use secrecy::{ExposeSecret, SecretString};
 use tch::Device;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::listener::Door;
 use crate::model::{self, Cache, Config, Dtype, LoadOptions};
 use crate::template::{self, Chat};
 
@@ -157,6 +158,8 @@ pub struct Running {
     /// Where it listens.
     pub address: SocketAddr,
     served: Arc<Served>,
+    accepting: watch::Sender<bool>,
+    /// Becomes true when nobody is waited for any more.
     stop: watch::Sender<bool>,
     server: tokio::task::JoinHandle<()>,
     thread: JoinHandle<()>,
@@ -209,23 +212,12 @@ pub async fn start(options: Options) -> Result<Running, Error> {
         dtype,
         seeds: AtomicU64::new(seed),
     });
-    let (stop, mut stopped) = watch::channel(false);
-    let router = routes::router(served.clone());
-    let server = tokio::spawn(async move {
-        let stopped = async move {
-            // A sender that is gone means stop as well.
-            let _ = stopped.wait_for(|stop| *stop).await;
-        };
-        // A token must not wait until the client has acknowledged the one before.
-        let listener = listener.tap_io(|stream| {
-            let _ = stream.set_nodelay(true);
-        });
-        let served = axum::serve(listener, router).with_graceful_shutdown(stopped);
-        if let Err(error) = served.await {
-            tracing::error!(%error, "the server ended");
-        }
-    });
-    Ok(Running { address, served, stop, server, thread })
+    let (accepting, stop) = (watch::Sender::new(true), watch::Sender::new(false));
+    let (patience, idle) = (body::PATIENCE, body::PATIENCE);
+    let door = Door { listener, patience, idle, stop: stop.subscribe() };
+    let server = door.serve(routes::router(served.clone()), accepting.subscribe());
+    let server = tokio::spawn(server);
+    Ok(Running { address, served, accepting, stop, server, thread })
 }
 
 fn warn_of_penalty(config: &Config, folder: &Path) {
@@ -254,12 +246,13 @@ impl Running {
     /// Takes no more requests, lets running answers end within a limit, and
     /// stops the compute thread.
     pub async fn shutdown(self) {
-        let Self { served, stop, mut server, thread, .. } = self;
-        stop.send_replace(true);
+        let Self { served, accepting, stop, mut server, thread, .. } = self;
+        accepting.send_replace(false);
         // A pause must not keep answers from ending.
         let _ = served.compute.send(Command::Continue(tokio::sync::oneshot::channel().0));
         if tokio::time::timeout(DRAIN, &mut server).await.is_err() {
-            let _ = served.compute.send(Command::Abort(None));
+            stop.send_replace(true);
+            let _ = served.compute.send(Command::Stop);
             if tokio::time::timeout(LINGER, &mut server).await.is_err() {
                 server.abort();
             }

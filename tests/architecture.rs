@@ -20,6 +20,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("tensors", &[]),
     ("gguf", &["tensors"]),
     ("template", &[]),
+    // The socket of every server here: who may be silent for how long.
+    ("listener", &[]),
     ("session", &["wire"]),
     ("capture", &["wire"]),
     ("journal", &["trajectory", "table"]),
@@ -30,11 +32,11 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("advantage", &["trajectory"]),
     ("health", &["trajectory", "advantage"]),
     ("report", &["trajectory", "health"]),
-    ("proxy", &["trajectory", "wire", "session", "capture", "journal", "engine"]),
+    ("proxy", &["trajectory", "wire", "listener", "session", "capture", "journal", "engine"]),
     ("loss", &[]),
     ("model", &["tensors"]),
     ("train", &["tensors", "trajectory", "table", "advantage", "loss", "model"]),
-    ("serving", &["wire", "template", "model"]),
+    ("serving", &["wire", "template", "listener", "model"]),
     ("sync", &["wire", "engine"]),
     // Reads answers the way `serve` does, so that both sides of a comparison are
     // read alike.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+#[cfg(feature = "torch")]
+use oclaw::table::StageLine;
 use oclaw::table::{Format, Provenance, Sink, Target};
 use oclaw::trajectory::turn::{self, Micros};
 use oclaw::trajectory::words::{
@@ -87,10 +89,30 @@ pub(crate) fn finished(session: &str, number: u32) -> Turn {
 
 /// Writes turns to a file.
 pub(crate) fn write(path: &Path, format: Format, writers: &[Writer], turns: &[Turn]) -> PathBuf {
+    write_as(path, format, (writers, turns), &Provenance::default())
+}
+
+/// Writes turns that every stage has seen to a file that says which estimator made it.
+#[cfg(feature = "torch")]
+pub(crate) fn write_made(path: &Path, estimator: &str, turns: &[Turn]) -> PathBuf {
+    let made = StageLine {
+        command: "advantage".to_owned(),
+        argv: ["advantage", "--estimator", estimator].map(str::to_owned).to_vec(),
+        ..StageLine::default()
+    };
+    let provenance = Provenance { lines: vec![made], ..Provenance::default() };
+    write_as(path, Format::Parquet, (&STAGES, turns), &provenance)
+}
+
+fn write_as(
+    path: &Path,
+    format: Format,
+    (writers, turns): (&[Writer], &[Turn]),
+    provenance: &Provenance,
+) -> PathBuf {
     let batch = turn::batch(writers, turns).unwrap();
     let target = Target::Path(path.to_owned());
-    let provenance = Provenance::default();
-    let mut sink = Sink::create(&target, Some(format), batch.schema(), &provenance).unwrap();
+    let mut sink = Sink::create(&target, Some(format), batch.schema(), provenance).unwrap();
     sink.write(&batch).unwrap();
     sink.finish().unwrap();
     path.to_owned()

@@ -10,6 +10,7 @@ mod hint;
 mod interchange;
 mod journal;
 mod judge;
+mod listener;
 #[cfg(feature = "torch")]
 mod loss;
 #[cfg(feature = "torch")]

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, RwLock};
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -11,12 +12,17 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use oclaw::listener::Door;
 use oclaw::pipeline::Status;
 use oclaw::proxy::{self, Keys};
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::report::Failure;
 use crate::serve::keys;
+
+/// How long a client may be silent, or take nothing.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 type Shared = Arc<RwLock<Status>>;
 
@@ -42,10 +48,12 @@ pub(super) async fn start(
         .with_state(status)
         .fallback(|| async { StatusCode::NOT_FOUND })
         .layer(middleware::from_fn_with_state(Arc::new(keys), lock));
-    let listener = axum::serve::ListenerExt::tap_io(listener, |stream| {
-        let _ = stream.set_nodelay(true);
+    tokio::spawn(async move {
+        // Neither ever changes: it serves until the process ends.
+        let (accepting, stop) = (watch::Sender::new(true), watch::Sender::new(false));
+        let door = Door { listener, patience: PATIENCE, idle: PATIENCE, stop: stop.subscribe() };
+        door.serve(router, accepting.subscribe()).await;
     });
-    tokio::spawn(async move { axum::serve(listener, router).await });
     Ok(address)
 }
 

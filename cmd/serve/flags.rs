@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oclaw::proxy::Limits;
+use oclaw::proxy::{LEAST_IDLE, Limits};
 
 use crate::units;
 
@@ -33,8 +33,9 @@ pub(crate) struct LimitFlags {
     /// Longest wait for the engine to begin its answer
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = units::duration)]
     answer_timeout: Duration,
-    /// Longest silence inside an answer or a request, of a client that takes nothing, or
-    /// before the head of a request is there
+    /// Longest silence inside an answer or a request, or of a client that takes nothing. Idle
+    /// connections, and those on which the head of a request does not come, are closed after
+    /// as long, but not before 2 minutes
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = units::duration)]
     silence: Duration,
     /// Longest wait of a request while the engines are on hold
@@ -61,6 +62,7 @@ impl LimitFlags {
             open_bytes: self.max_open_bytes,
             answer: self.answer_timeout,
             silence: self.silence,
+            idle: self.silence.max(LEAST_IDLE),
             hold: self.hold,
             drain: self.drain,
             // A clock that never rests would keep a core busy.

@@ -10,12 +10,12 @@ use oclaw::table::Source;
 use oclaw::template::{self, Tokenizer};
 use oclaw::trajectory::Turn;
 
-use super::{Args, idle, stated_estimator};
+use super::{Args, idle, stated_estimators};
 use crate::advantage::EstimatorName;
 use crate::report::Failure;
 
-/// Returns the estimator of a table: the one that was given, else the table's own. Of
-/// that is said what it is, and which flags do nothing under it.
+/// Returns the estimator of a table: the one that was given, else the table's own, which its
+/// inputs must agree on. Of that is said what it is, and which flags do nothing under it.
 pub(super) fn choose(
     source: &Source,
     args: &Args,
@@ -23,12 +23,26 @@ pub(super) fn choose(
 ) -> Result<Method, Failure> {
     let method = args.method_for(source);
     if args.estimator.is_none() {
+        agreed(source)?;
         if method.estimator != Estimator::from(EstimatorName::default()) {
             say(format!("the estimator is `{}`, as the table's", method.estimator));
         }
         idle::tell(args, method.estimator, say)?;
     }
     Ok(method)
+}
+
+/// Which of several estimators is meant only the user knows. An input that tells of none is
+/// taken for like the others.
+fn agreed(source: &Source) -> Result<(), Failure> {
+    let stated = stated_estimators(source);
+    let mut stated = stated.iter().filter_map(|(name, made)| Some((name, (*made)?)));
+    if let (Some((one, its)), Some((other, others))) = (stated.next(), stated.next()) {
+        let problem = format!("`{one}` was made with `{its}`, `{other}` with `{others}`");
+        let remedy = "say by `--estimator` which one all of them are trained with";
+        return Err(Failure::usage(problem).hint(remedy));
+    }
+    Ok(())
 }
 
 /// The stages that the estimator stands on must have run.
@@ -69,16 +83,34 @@ pub(super) fn check_topk(
     Ok(())
 }
 
-/// A reward part that another estimator made is no part of this one. What is only
-/// put together otherwise is said.
+/// A reward part that another estimator made is no part of this one, whichever input has
+/// it. What is only put together otherwise is said.
 pub(super) fn check_estimator(
     source: &Source,
     own: Estimator,
     say: &mut dyn FnMut(String),
 ) -> Result<(), Failure> {
-    let Some(made) = stated_estimator(source) else {
+    let stated = stated_estimators(source);
+    for (name, made) in &stated {
+        // Where all tell the same, none is to be named.
+        let table = match stated.len() {
+            1 => "the table".to_owned(),
+            _ => format!("`{name}`"),
+        };
+        check_made(&table, *made, own, say)?;
+    }
+    Ok(())
+}
+
+fn check_made(
+    table: &str,
+    made: Option<&str>,
+    own: Estimator,
+    say: &mut dyn FnMut(String),
+) -> Result<(), Failure> {
+    let Some(made) = made else {
         if own.shapes_rewards() {
-            say(format!("warning: the table does not say whether `{own}` made it"));
+            say(format!("warning: {table} does not say whether `{own}` made it"));
         }
         return Ok(());
     };
@@ -86,7 +118,7 @@ pub(super) fn check_estimator(
         return Ok(());
     }
     if own.shapes_rewards() {
-        let problem = format!("the table's reward part is that of `{made}`, not of `{own}`");
+        let problem = format!("{table}'s reward part is that of `{made}`, not of `{own}`");
         let remedy = format!("run `oclaw advantage --replace --estimator {own}`");
         return Err(Failure::usage(problem).hint(remedy));
     }
@@ -94,7 +126,7 @@ pub(super) fn check_estimator(
         true => ": its reward part stays as it is",
         false => "",
     };
-    say(format!("the table was made with `{made}`, training is with `{own}`{reads}"));
+    say(format!("{table} was made with `{made}`, training is with `{own}`{reads}"));
     Ok(())
 }
 

@@ -11,15 +11,18 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum as _;
 use oclaw::advantage::Method;
+use oclaw::sync;
 use oclaw::table::{Shard, Stamp, turn_ids};
-use oclaw::train::{Sample, Trainer};
+use oclaw::train::{Sample, Trainer, read_record};
 use oclaw::trajectory::Turn;
 use tokio::sync::watch;
 
 use super::metrics_file::Records;
 use super::shelf::Shelf;
-use super::{Args, checks, silence, steps};
+use super::{Args, checks, idle, silence, steps};
+use crate::advantage::EstimatorName;
 use crate::common::Context;
 use crate::follow::{Incoming, longer, sleep, unless_signalled};
 use crate::report::{self, Exit, Failure};
@@ -41,7 +44,8 @@ pub(super) fn run(
     }
     // The first signal ends the run between two steps.
     let signal = context.drain_on_signal();
-    let method = args.method.method_of(args.estimator.unwrap_or_default());
+    let (estimator, chosen) = estimator(args, context)?;
+    let method = args.method.method_of(estimator);
     let trainer = Trainer::open(steps::options(args, context, &method)?)?;
     let records = Records::open(args)?;
     steps::announce(&trainer, args, context);
@@ -50,7 +54,7 @@ pub(super) fn run(
         shelf,
         context,
         method,
-        chosen: args.estimator.is_some(),
+        chosen,
         signal,
         trainer,
         records,
@@ -71,13 +75,38 @@ pub(super) fn run(
     Ok(run.close())
 }
 
+/// Returns the estimator that was given, else that of the newest policy: a run that was
+/// killed goes on as it began, whichever shard is the first that is not done. Also returns
+/// whether it is either; the first shard decides if not.
+fn estimator(args: &Args, context: &Context) -> Result<(EstimatorName, bool), Failure> {
+    if let Some(given) = args.estimator {
+        return Ok((given, true));
+    }
+    let Some(recorded) = recorded(&args.out) else {
+        return Ok((EstimatorName::default(), false));
+    };
+    let method = args.method.method_of(recorded);
+    context.say(format!("the estimator is `{}`, as the newest policy's", method.estimator));
+    idle::tell(args, method.estimator, &mut |text| context.say(text))?;
+    Ok((recorded, true))
+}
+
+/// Returns the estimator that the newest policy was trained by, if there is one that tells.
+/// What is wrong with a policy the trainer says when it takes it up.
+fn recorded(out: &Path) -> Option<EstimatorName> {
+    let policy = sync::folder_of(&out.join("latest")).ok()?;
+    let record = read_record(&policy).ok()?;
+    EstimatorName::from_str(record.settings["estimator"].as_str()?, false).ok()
+}
+
 /// A run under way.
 struct Run<'a> {
     args: &'a Args,
     shelf: &'a mut Shelf,
     context: &'a Context,
     method: Method,
-    /// Whether the method is no longer a guess: it was given, or a shard was read.
+    /// Whether the method is no longer a guess: it was given, a policy has it, or a shard was
+    /// read.
     chosen: bool,
     signal: watch::Receiver<bool>,
     trainer: Trainer,
@@ -242,13 +271,17 @@ impl Run<'_> {
     }
 
     /// Reads the next shard whole, so that one that breaks off gives nothing.
-    /// Returns whether there was any, or a signal came.
+    /// Returns whether there was any, or a signal came. Flags that do not go with what the
+    /// shard is trained by end the run: they would with the next shard, too.
     fn read_next(&mut self) -> anyhow::Result<bool> {
         let Some(shard) = self.next()? else { return Ok(*self.signal.borrow()) };
         let (mut tries, mut pause) = (0, self.args.following.poll);
         loop {
             let error = match self.read(&shard) {
-                Ok(()) => return Ok(true),
+                Ok(flags) => {
+                    flags?;
+                    return Ok(true);
+                }
                 Err(error) => error,
             };
             let away = report::is_store_away(&error);
@@ -285,21 +318,25 @@ impl Run<'_> {
         (!ids.is_empty() && ids.iter().all(known)).then_some(ids.len())
     }
 
-    fn read(&mut self, shard: &Shard) -> anyhow::Result<()> {
+    /// Reads a shard. Within what went well, refuses flags that do not go with its estimator.
+    fn read(&mut self, shard: &Shard) -> anyhow::Result<Result<(), Failure>> {
         if let Some(turns) = self.is_known(shard) {
             self.counts.shards += 1;
             self.counts.known += turns as u64;
             self.counts.passed += 1;
             self.read.insert(shard.name.clone());
-            return Ok(());
+            return Ok(Ok(()));
         }
         let opened = unless_signalled(&self.signal, self.incoming.source(shard));
-        let Some(opened) = self.context.block_on(opened) else { return Ok(()) };
+        let Some(opened) = self.context.block_on(opened) else { return Ok(Ok(())) };
         let (mut source, _copy) = opened?;
         let mut said = Vec::new();
         let method = match self.chosen {
             true => self.method.clone(),
-            false => checks::choose(&source, self.args, &mut |text| said.push(text))?,
+            false => match checks::choose(&source, self.args, &mut |text| said.push(text)) {
+                Ok(method) => method,
+                Err(refusal) => return Ok(Err(refusal)),
+            },
         };
         checks::check_columns(&source, &method)?;
         checks::check_estimator(&source, method.estimator, &mut |text| said.push(text))?;
@@ -323,10 +360,11 @@ impl Run<'_> {
         });
         self.queue.extend(turns);
         self.read.insert(shard.name.clone());
-        Ok(())
+        Ok(Ok(()))
     }
 
-    /// Trains by a method from here on. The first shard has it, before any turn is taken.
+    /// Trains by a method from here on. If no policy has one, the first shard does, before any
+    /// turn is taken.
     fn choose(&mut self, method: Method) {
         if !self.chosen {
             let terms = self.args.loss.terms(&method);

@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::decoder::Decoder;
+use super::linear::WIDE_ROWS;
 
 /// Weight rows whose gradient is computed at once where it comes in another type than it is
 /// added up in.
@@ -28,14 +29,24 @@ pub struct Ahead<'a> {
 }
 
 impl<'a> Head<'a> {
+    /// Rows that should go at once, if there are so many: of fewer, libtorch multiplies in
+    /// bf16 itself where that is slow.
+    pub const LEAST_ROWS: i64 = WIDE_ROWS;
+
     pub(super) fn new(decoder: &'a Decoder) -> Self {
         Self { decoder, weight: tch::no_grad(|| decoder.lm_head.bare_weight()) }
     }
 
-    /// Computes the logits of hidden states `[N, H]`.
+    /// Computes the logits of hidden states `[N, H]`: those of [`super::Model::head`], to
+    /// the bit.
     pub fn go(&self, hidden: &Tensor) -> Ahead<'_> {
         let rows = hidden.detach();
         let logits = match &self.weight {
+            // The decoder would round the whole weight again for each few rows.
+            Some(weight) if weight.kind() != Kind::Float => tch::no_grad(|| {
+                rows.to_kind(weight.kind()).linear(weight, None::<&Tensor>).to_kind(Kind::Float)
+            }),
+            // Nothing is to be rounded, and few rows are padded there.
             Some(_) => tch::no_grad(|| self.decoder.head(&rows)),
             None => self.decoder.head(&rows.set_requires_grad(true)),
         };

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 use super::rows;
 
 /// So many rows make up for widening the weights each time.
-const WIDE_ROWS: i64 = 64;
+pub(super) const WIDE_ROWS: i64 = 64;
 
 /// Tells whether rows are better multiplied in f32 by widened weights: without
 /// AVX-512, libtorch's bf16 products are several times slower than its f32 ones.
@@ -125,13 +125,15 @@ impl Linear {
     }
 }
 
-/// Applies several layers to one `x`. Where libtorch multiplies in bf16 it does so once,
-/// with all their weights together: `x` is rounded and kept once, and its gradient, too,
-/// is a single product.
+/// Applies several layers to one `x`. Where libtorch multiplies in bf16 and weights are to
+/// be rounded for it, it does so once, with all of them together: `x` is rounded and kept
+/// once, and its gradient, too, is a single product. Weights that are held in bf16 are
+/// multiplied as they lie: together they would be a copy, which autograd keeps.
 pub(super) fn apply_all<const N: usize>(layers: [&Linear; N], x: &Tensor, way: Way) -> [Tensor; N] {
     let kind = layers[0].kind;
     let alike = layers.iter().all(|layer| layer.kind == kind);
-    if way == Way::Own || kind == Kind::Float || !alike || widens(x) {
+    let rounds = layers.iter().any(|layer| layer.weight.kind() != kind);
+    if way == Way::Own || kind == Kind::Float || !alike || !rounds || widens(x) {
         return layers.map(|layer| layer.apply(x, way));
     }
     let weights = layers.map(|layer| layer.weight.to_kind(kind));

@@ -321,10 +321,13 @@ impl Supervisor {
         let watched = &mut self.watched[index];
         let waited = now.duration_since(watched.since);
         if ready {
-            watched.was_ready = true;
+            let first = !std::mem::replace(&mut watched.was_ready, true);
             watched.said = None;
             watched.enter(Phase::Up, now);
             self.tell(index, &format!("ready after {:.1} s", waited.as_secs_f64()));
+            if first {
+                self.keep_record();
+            }
         } else if waited >= patience {
             let told = format!("not ready after {:.0} s", patience.as_secs_f64());
             if watched.child.argv.is_empty() {

@@ -1,20 +1,16 @@
 //! Reading a request's body within its limits.
 
-use std::time::Duration;
-
 use axum::body::{Body, HttpBody};
 use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 
+use crate::listener::discard;
+
 use super::Shared;
 use super::error::Refusal;
 use super::limits::Waiting;
 
-/// How much of a body that is too large is read and dropped, so that the client
-/// gets to read the refusal.
-const COURTESY: usize = 256 << 20;
-const COURTESY_TIME: Duration = Duration::from_secs(10);
 /// Room that is made for a body before it has come.
 const ROOM: usize = 1 << 20;
 
@@ -50,17 +46,8 @@ pub(super) async fn read(shared: &Shared, body: Body) -> Result<(Bytes, Waiting)
             false => waiting.grow(chunk.len()).err(),
         };
         if let Some(refusal) = refused {
-            let dropping = async {
-                let mut dropped = 0;
-                while let Some(Ok(chunk)) = stream.next().await {
-                    dropped += chunk.len();
-                    if dropped > COURTESY {
-                        break;
-                    }
-                }
-            };
             drop((first, bytes, waiting));
-            let _ = tokio::time::timeout(COURTESY_TIME, dropping).await;
+            discard(stream).await;
             return Err(refusal);
         }
         // Most bodies come in one piece, which need not be copied.

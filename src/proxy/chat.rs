@@ -11,11 +11,11 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 
 use crate::capture::{Dialect, Prepared, StreamCapture, prepare_named};
+use crate::listener::Peer;
 use crate::session::History;
 use crate::wire::openai::ChatRequest;
 
 use super::dispatch::{Landed, Wanted, dispatch};
-use super::door::Peer;
 use super::encoding::{self, Coding};
 use super::error::Refusal;
 use super::exchange::{Caller, Exchange, Marks};

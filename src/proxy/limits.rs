@@ -10,6 +10,11 @@ use tokio::sync::Notify;
 use super::error::Refusal;
 use super::upstream::Busy;
 
+/// The least that a connection may be idle. Clients keep connections for the next turn,
+/// which a person takes a while to write, and many do not ask again when one is closed just
+/// as they use it: a short silence must not close it under them.
+pub const LEAST_IDLE: Duration = Duration::from_secs(120);
+
 /// Limits of a proxy.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -33,6 +38,9 @@ pub struct Limits {
     /// Time between two pieces: of a request, of an answer, and until a client
     /// takes one.
     pub silence: Duration,
+    /// Time until the head of a request is there; so also how long a connection is kept
+    /// without one.
+    pub idle: Duration,
     /// Time that a request waits while the engines are on hold.
     pub hold: Duration,
     /// Time that running answers get at the end.
@@ -53,6 +61,7 @@ impl Default for Limits {
             open_bytes: 1 << 30,
             answer: Duration::from_secs(600),
             silence: Duration::from_secs(300),
+            idle: Duration::from_secs(300),
             hold: Duration::from_secs(60),
             drain: Duration::from_secs(30),
             health: Duration::from_secs(2),

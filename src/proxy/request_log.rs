@@ -18,8 +18,9 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
+use crate::listener::Peer;
+
 use super::Shared;
-use super::door::Peer;
 use super::error::Code;
 use super::exchange::Exchange;
 use super::recorder::now;

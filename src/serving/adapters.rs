@@ -40,9 +40,11 @@ pub(super) struct Unload {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Names {
     loaded: BTreeMap<String, (AdapterId, PathBuf)>,
-    /// Names that were let go of, with the number that they had. The model alone must not
-    /// answer for them.
-    gone: BTreeMap<String, AdapterId>,
+    /// Names that were let go of, each with the number of its letting go. The model alone
+    /// must not answer for them.
+    gone: BTreeMap<String, u64>,
+    /// How often an adapter was let go of.
+    unloads: u64,
 }
 
 impl Names {
@@ -146,15 +148,16 @@ impl Shelf {
 
     /// Lets go of an adapter: no further request gets it.
     pub(super) fn unload(&mut self, name: &str) -> Result<(), String> {
-        let Some((id, _)) = self.names.loaded.remove(name) else {
+        if self.names.loaded.remove(name).is_none() {
             return Err(self.names.unknown("lora_name", name).message);
-        };
-        let gone = &mut self.names.gone;
-        gone.insert(name.to_owned(), id);
+        }
+        self.names.unloads += 1;
+        let (gone, now) = (&mut self.names.gone, self.names.unloads);
+        gone.insert(name.to_owned(), now);
         if gone.len() > MOST_GONE {
-            // Of that many nobody asks for the one that came first.
+            // Of that many nobody asks for the one that was let go of longest ago.
             let first = gone.values().copied().min();
-            gone.retain(|_, id| Some(*id) != first);
+            gone.retain(|_, unload| Some(*unload) != first);
         }
         Ok(())
     }
@@ -210,5 +213,24 @@ mod tests {
             assert!(asked(id).unwrap_err().message.contains("is loaded: there is none"), "{id}");
         }
         assert!(shelf.unload("m").is_err());
+    }
+
+    #[test]
+    fn a_name_that_was_let_go_of_last_is_remembered_longest() {
+        let mut shelf = Shelf::default();
+        let name = |id: AdapterId| format!("step-{id}");
+        let last = MOST_GONE as AdapterId + 1;
+        for id in 1..=last {
+            shelf.names.loaded.insert(name(id), (id, PathBuf::new()));
+        }
+        // The first that was loaded stays to the end.
+        for id in (2..=last).chain([1]) {
+            shelf.unload(&name(id)).unwrap();
+        }
+        let asked = |id: AdapterId| shelf.names.of_model(&name(id), "m");
+        assert_eq!(asked(2).unwrap(), None);
+        for id in [1, 3, last] {
+            assert!(asked(id).is_err(), "{id}");
+        }
     }
 }

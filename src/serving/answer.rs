@@ -104,12 +104,7 @@ impl Answer {
             Some(Finish::StopToken(id)) => json!({"type": "stop", "matched": id}),
             Some(Finish::StopText(text)) => json!({"type": "stop", "matched": text}),
             Some(Finish::Length) => json!({"type": "length", "length": self.tokens.len()}),
-            Some(Finish::Abort) => json!({
-                "type": "abort",
-                "message": "the request was aborted",
-                "status_code": null,
-                "err_type": null,
-            }),
+            Some(Finish::Abort) => aborted(),
         }
     }
 
@@ -135,6 +130,16 @@ impl Answer {
     }
 }
 
+/// Returns SGLang's object for the end of what was aborted.
+pub(super) fn aborted() -> Value {
+    json!({
+        "type": "abort",
+        "message": "the request was aborted",
+        "status_code": null,
+        "err_type": null,
+    })
+}
+
 /// Returns OpenAI's entries for tokens.
 pub(super) fn log_prob_entries(tokens: &[Token], tokenizer: &Tokenizer) -> Vec<Value> {
     let entry = |id: i32, log_prob: f32| {
@@ -158,9 +163,10 @@ pub(super) fn triple(log_prob: Option<f32>, id: i64, tokenizer: Option<&Tokenize
 
 /// Widens by way of the shortest decimal: half the bytes, and the same f32
 /// again when it is read. JSON has no infinity: what cannot be, as all tokens but one at a
-/// temperature of next to nothing, has the lowest number.
+/// temperature of next to nothing, has the lowest number. What is no log-prob at all stays
+/// none, and is null in JSON.
 pub(super) fn decimal(number: f32) -> f64 {
-    let number = number.max(f32::MIN);
+    let number = if number == f32::NEG_INFINITY { f32::MIN } else { number };
     number.to_string().parse().unwrap_or(f64::from(number))
 }
 
@@ -210,5 +216,9 @@ mod tests {
         assert_eq!(decimal(-0.2), -0.2);
         assert_eq!(decimal(-1.0e-7) as f32, -1.0e-7);
         assert_eq!(decimal(f32::NEG_INFINITY) as f32, f32::MIN);
+        assert_eq!(decimal(f32::MIN) as f32, f32::MIN);
+        for none in [f32::NAN, f32::INFINITY] {
+            assert_eq!(json!(decimal(none)), Value::Null, "{none}");
+        }
     }
 }

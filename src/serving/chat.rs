@@ -125,7 +125,7 @@ fn tools(body: &ChatBody, form: Form) -> Result<(Option<&[Value]>, Tools), Failu
 fn opening_ids(opening: &str, tokenizer: &Tokenizer) -> Result<Vec<i32>, Error> {
     let (mark, call) = opening.split_at(opening.find('{').unwrap_or_default());
     // To know control tokens for text takes another tokenizer, which few names are worth.
-    if !call.contains(['<', '[']) {
+    if !tokenizer.has_control(call) {
         return tokenizer.encode(opening);
     }
     Ok([tokenizer.encode(mark)?, tokenizer.encode_text(call)?].concat())

@@ -86,9 +86,12 @@ pub(super) enum End {
 /// A sequence to be scored.
 #[derive(Debug)]
 pub(super) struct ScoreJob {
+    /// The request it belongs to.
+    pub(super) rid: Arc<str>,
     pub(super) request: crate::model::Score,
     pub(super) adapter: Option<AdapterId>,
-    pub(super) reply: oneshot::Sender<Result<Scores, Failure>>,
+    /// Gets nothing if the request is aborted.
+    pub(super) reply: oneshot::Sender<Result<Option<Scores>, Failure>>,
 }
 
 /// A scored sequence, and the version that scored it.
@@ -221,14 +224,16 @@ impl Compute {
         self.commands.send(command).map_err(|_| Failure::stopped())
     }
 
-    /// Scores a sequence, by an adapter or by the model alone.
+    /// Scores a sequence of a request, by an adapter or by the model alone. Returns nothing
+    /// if the request is aborted.
     pub(super) async fn score(
         &self,
+        rid: Arc<str>,
         request: crate::model::Score,
         adapter: Option<AdapterId>,
-    ) -> Result<Scores, Failure> {
+    ) -> Result<Option<Scores>, Failure> {
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Score(ScoreJob { request, adapter, reply }))?;
+        self.send(Command::Score(ScoreJob { rid, request, adapter, reply }))?;
         answer.await.map_err(|_| Failure::stopped())?
     }
 }

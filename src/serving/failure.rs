@@ -54,7 +54,7 @@ impl Failure {
     /// Returns the flat body of the `/v1` routes.
     pub(super) fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
-            400 | 405 | 413 => "BadRequestError",
+            400 | 405 | 408 | 413 => "BadRequestError",
             401 => "Unauthorized",
             404 => "NotFoundError",
             503 => "ServiceUnavailableError",

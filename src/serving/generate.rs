@@ -12,7 +12,7 @@ use crate::model::Score;
 use crate::wire::sglang::GenerateBody;
 
 use super::adapters::AdapterId;
-use super::answer::triple;
+use super::answer::{aborted, triple};
 use super::chat_stream::{done, event, events};
 use super::compute::{Plan, Token};
 use super::extras::meta_info;
@@ -226,19 +226,17 @@ async fn run(task: Task, served: &Arc<Served>) -> Result<Vec<Value>, Failure> {
     if order.plan.max_new == 0 {
         return Ok(vec![score_only(&order, &wants, served).await?]);
     }
-    let whose = (order.prompt.clone(), order.adapter);
-    let input = input(&whose, &wants, served);
-    let (input, generation) = tokio::join!(input, finish(order, served));
-    let (input, (generation, texts)) = (input?.value, generation?);
-    let common = Common { generation: &generation, wants: &wants, input: &input, served };
+    let whose = Whose::of(&order);
+    // Before its prompt is scored: who aborts it meanwhile means this.
+    let mut generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
+    let (input, texts) = tokio::try_join!(input(&whose, &wants, served), generation.texts())?;
+    if input.aborted {
+        generation.cut_off();
+    }
+    let input = &input.value;
+    let common = Common { generation: &generation, wants: &wants, input, served };
     let value = |(place, text): (usize, String)| whole(place, &text, &common);
     Ok(texts.into_iter().enumerate().map(value).collect())
-}
-
-async fn finish(order: Order, served: &Served) -> Result<(Generation, Vec<String>), Failure> {
-    let mut generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
-    let texts = generation.texts().await?;
-    Ok((generation, texts))
 }
 
 async fn stream(task: Task, served: Arc<Served>) -> Result<Response, Failure> {
@@ -248,10 +246,10 @@ async fn stream(task: Task, served: Arc<Served>) -> Result<Response, Failure> {
         let both = [event(&value), done()].map(Ok);
         return Ok(events(futures_util::stream::iter(both)));
     }
-    let whose = (order.prompt.clone(), order.adapter);
+    let whose = Whose::of(&order);
     // Before its prompt is scored: who aborts it meanwhile means this.
     let generation = Generation::start(order, &served.compute, &served.chat.tokenizer)?;
-    let input = input(&whose, &wants, &served).await?.value;
+    let Input { value: input, aborted, .. } = input(&whose, &wants, &served).await?;
     let start = (Some(generation), String::new());
     Ok(events(futures_util::stream::unfold(start, move |(generation, mut text)| {
         let (wants, input, served) = (wants.clone(), input.clone(), served.clone());
@@ -260,6 +258,9 @@ async fn stream(task: Task, served: Arc<Served>) -> Result<Response, Failure> {
             match generation.next().await {
                 Ok(Some((_, parts))) => {
                     append(&mut text, parts);
+                    if aborted {
+                        generation.cut_off();
+                    }
                     let (generation_now, served) = (&generation, &*served);
                     let (wants, input) = (&wants, &input);
                     let common = Common { generation: generation_now, wants, input, served };
@@ -279,12 +280,15 @@ async fn stream(task: Task, served: Arc<Served>) -> Result<Response, Failure> {
 
 async fn score_only(order: &Order, wants: &Wants, served: &Served) -> Result<Value, Failure> {
     served.compute.metrics.prompt(order.prompt.len());
-    let whose = (order.prompt.clone(), order.adapter);
-    let Input { value: input, version } = input(&whose, wants, served).await?;
-    let version = version.unwrap_or_else(|| served.compute.status().version);
+    let input = input(&Whose::of(order), wants, served).await?;
+    let version = input.version.unwrap_or_else(|| served.compute.status().version);
+    let finish = match input.aborted {
+        true => aborted(),
+        false => json!({"type": "length", "length": 0}),
+    };
     let mut meta = json!({
         "id": &*order.rid,
-        "finish_reason": {"type": "length", "length": 0},
+        "finish_reason": finish,
         "prompt_tokens": order.prompt.len(),
         "completion_tokens": 0,
         "cached_tokens": 0,
@@ -292,7 +296,7 @@ async fn score_only(order: &Order, wants: &Wants, served: &Served) -> Result<Val
         "weight_version": &*version,
     });
     if wants.log_probs {
-        merge(&mut meta, &input);
+        merge(&mut meta, &input.value);
         merge(&mut meta, &output(&[], wants, served));
     }
     let mut value = json!({"text": "", "output_ids": [], "meta_info": meta});
@@ -358,23 +362,41 @@ fn output(tokens: &[Token], wants: &Wants, served: &Served) -> Value {
     value
 }
 
+/// A prompt, by whom it is scored, and the request it belongs to.
+struct Whose {
+    rid: Arc<str>,
+    prompt: Arc<[i64]>,
+    adapter: Option<AdapterId>,
+}
+
+impl Whose {
+    fn of(order: &Order) -> Self {
+        Self { rid: order.rid.clone(), prompt: order.prompt.clone(), adapter: order.adapter }
+    }
+}
+
 /// Log-probs of a prompt, and the version of the weights that made them.
 struct Input {
     value: Value,
     version: Option<Arc<str>>,
+    /// Whether the request was aborted before they were there.
+    aborted: bool,
+}
+
+impl Input {
+    /// Returns that no position has a log-prob.
+    fn none(aborted: bool) -> Self {
+        Self { value: json!({"input_token_logprobs": []}), version: None, aborted }
+    }
 }
 
 /// Returns the log-probs of the prompt from the start asked for. The first entry
 /// is null, for the position before it was not scored.
-async fn input(
-    (prompt, adapter): &(Arc<[i64]>, Option<AdapterId>),
-    wants: &Wants,
-    served: &Served,
-) -> Result<Input, Failure> {
+async fn input(whose: &Whose, wants: &Wants, served: &Served) -> Result<Input, Failure> {
     let Some(start) = wants.start else {
-        let value = json!({"input_token_logprobs": []});
-        return Ok(Input { value, version: None });
+        return Ok(Input::none(false));
     };
+    let Whose { rid, prompt, adapter } = whose;
     let tokenizer = wants.texts.then_some(&served.chat.tokenizer);
     let wanted = &prompt[start..];
     let (scored, version) = match wanted.len() {
@@ -388,8 +410,10 @@ async fn input(
                 chosen: wants.chosen.repeat(count - 1),
                 entropy: false,
             };
-            let scores = served.compute.score(request, *adapter).await?;
-            (scores.scored, Some(scores.version))
+            match served.compute.score(rid.clone(), request, *adapter).await? {
+                Some(scores) => (scores.scored, Some(scores.version)),
+                None => return Ok(Input::none(true)),
+            }
         }
     };
     let head = || std::iter::once(Value::Null).take(usize::from(!wanted.is_empty()));
@@ -410,5 +434,5 @@ async fn input(
         let rows = rows.map(|scores| list((&wants.chosen, scores)));
         value["input_token_ids_logprobs"] = head().chain(rows).collect();
     }
-    Ok(Input { value, version })
+    Ok(Input { value, version, aborted: false })
 }

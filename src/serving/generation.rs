@@ -10,7 +10,7 @@ use crate::template::Tokenizer;
 
 use super::adapters::AdapterId;
 use super::admission::Ticket;
-use super::answer::Answer;
+use super::answer::{Answer, Finish};
 use super::compute::{Command, Compute, End, Event, Job, Plan};
 use super::failure::Failure;
 use super::metrics::{Clock, Metrics};
@@ -165,6 +165,14 @@ impl Generation {
             append(&mut texts[index], parts);
         }
         Ok(texts)
+    }
+
+    /// Says of the answers that have ended, however they did, that they were aborted: their
+    /// request was before all that it wants was there.
+    pub(super) fn cut_off(&mut self) {
+        for finish in self.answers.iter_mut().filter_map(|answer| answer.finish.as_mut()) {
+            *finish = Finish::Abort;
+        }
     }
 
     /// Returns the number of tokens of all answers that were thought, marks included.

@@ -7,11 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
-use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
@@ -25,6 +24,7 @@ use crate::wire::sglang::ChatBody;
 
 use super::adapters::AdapterId;
 use super::admission::Gate;
+use super::body::{Unwanted, Whole, drop_body};
 use super::compute::{Compute, Plan};
 use super::failure::Failure;
 use super::generation::{Generation, Order};
@@ -32,8 +32,8 @@ use super::request::{Defaults, MOST_ANSWERS};
 use super::text::{Form, Stops, Tools};
 use super::{chat, completion, control, generate};
 
-/// Largest body that is read.
-const LARGEST_BODY: usize = 64 << 20;
+/// What may be asked without a key, as of SGLang: whether all is well, and figures.
+const OPEN: [&str; 4] = ["/health", "/health_generate", "/ready", "/metrics"];
 /// Limit of the generation behind `/health_generate`, as in SGLang.
 const HEALTH: Duration = Duration::from_secs(20);
 
@@ -119,10 +119,9 @@ pub(super) fn router(served: Arc<Served>) -> Router {
         .route("/continue_generation", post(resume))
         .route("/flush_cache", post(flush).get(flush))
         .route("/abort_request", post(abort))
+        .method_not_allowed_fallback(wrong_method)
         .fallback(unknown)
-        .layer(from_fn(in_words))
         .layer(from_fn_with_state(served.clone(), guard))
-        .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .with_state(served)
 }
 
@@ -134,16 +133,15 @@ pub(super) fn digest(key: &str) -> [u8; 32] {
 /// Lets a request in if it carries the key. Comparing digests tells nobody how
 /// much of a wrong key was right.
 async fn guard(State(served): Shared, request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let open = ["/health", "/ready", "/metrics"].iter().any(|open| path.starts_with(open));
     if let Some(key) = &served.key
-        && !open
+        && !OPEN.contains(&request.uri().path())
     {
         let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let given = header.and_then(|value| value.split_once(' '));
         let given = given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let given = given.map(|(_, key)| key.trim());
         if !given.is_some_and(|given| equal_in_constant_time(key, &digest(given))) {
+            drop_body(request).await;
             let refused = Failure::new(StatusCode::UNAUTHORIZED, "wrong or missing key");
             return refused.into_response();
         }
@@ -151,21 +149,12 @@ async fn guard(State(served): Shared, request: Request, next: Next) -> Response 
     next.run(request).await
 }
 
-/// Gives what the router refuses by itself the form of all other errors.
-async fn in_words(request: Request, next: Next) -> Response {
-    let (method, uri) = (request.method().clone(), request.uri().clone());
-    let response = next.run(request).await;
-    let message = match response.status() {
-        StatusCode::METHOD_NOT_ALLOWED => no_route(&method, &uri),
-        StatusCode::PAYLOAD_TOO_LARGE => format!("the body has more than {LARGEST_BODY} bytes"),
-        _ => return response,
-    };
-    Failure::new(response.status(), message).into_response()
+/// Gives what the router would refuse without a word the form of all other errors.
+async fn wrong_method(method: Method, uri: Uri, _: Unwanted) -> Failure {
+    Failure::new(StatusCode::METHOD_NOT_ALLOWED, no_route(&method, &uri))
 }
 
-/// Reads the body, which nobody wants: to answer while much of it is on its way would cut
-/// the connection off before the answer.
-async fn unknown(method: Method, uri: Uri, _: Bytes) -> Failure {
+async fn unknown(method: Method, uri: Uri, _: Unwanted) -> Failure {
     Failure::new(StatusCode::NOT_FOUND, no_route(&method, &uri))
 }
 
@@ -288,64 +277,64 @@ async fn models(State(served): Shared) -> Json<Value> {
     Json(json!({"object": "list", "data": data}))
 }
 
-async fn complete(State(served): Shared, headers: HeaderMap, body: Bytes) -> Response {
+async fn complete(State(served): Shared, headers: HeaderMap, Whole(body): Whole) -> Response {
     chat::complete(&served, &headers, &body).await.unwrap_or_else(IntoResponse::into_response)
 }
 
-async fn complete_text(State(served): Shared, headers: HeaderMap, body: Bytes) -> Response {
+async fn complete_text(State(served): Shared, headers: HeaderMap, Whole(body): Whole) -> Response {
     let answer = completion::complete(&served, &headers, &body).await;
     answer.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// Refuses, as SGLang does for a model that generates; reads the body, as `unknown` does.
-async fn embed(State(served): Shared, _: Bytes) -> Failure {
+/// Refuses, as SGLang does for a model that generates.
+async fn embed(State(served): Shared, _: Unwanted) -> Failure {
     Failure::bad(format!(
         "`{}` generates text and makes no embeddings: ask a server of an embedding model",
         served.name
     ))
 }
 
-async fn generate(State(served): Shared, body: Bytes) -> Response {
+async fn generate(State(served): Shared, Whole(body): Whole) -> Response {
     generate::generate(&served, &body).await.unwrap_or_else(|failure| failure.native())
 }
 
-async fn tokenize(State(served): Shared, body: Bytes) -> Result<Json<Value>, Failure> {
+async fn tokenize(State(served): Shared, Whole(body): Whole) -> Result<Json<Value>, Failure> {
     control::tokenize(&served, &body)
 }
 
-async fn detokenize(State(served): Shared, body: Bytes) -> Result<Json<Value>, Failure> {
+async fn detokenize(State(served): Shared, Whole(body): Whole) -> Result<Json<Value>, Failure> {
     control::detokenize(&served, &body)
 }
 
-async fn update(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+async fn update(State(served): Shared, Whole(body): Whole) -> Result<Response, Failure> {
     control::update(&served, &body).await
 }
 
-async fn name_version(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+async fn name_version(State(served): Shared, Whole(body): Whole) -> Result<Response, Failure> {
     control::name_version(&served, &body).await
 }
 
-async fn load_adapter(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+async fn load_adapter(State(served): Shared, Whole(body): Whole) -> Result<Response, Failure> {
     control::load_adapter(&served, &body).await
 }
 
-async fn unload_adapter(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+async fn unload_adapter(State(served): Shared, Whole(body): Whole) -> Result<Response, Failure> {
     control::unload_adapter(&served, &body).await
 }
 
-async fn pause(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+async fn pause(State(served): Shared, Whole(body): Whole) -> Result<Response, Failure> {
     control::pause(&served, &body).await
 }
 
-async fn resume(State(served): Shared, _: Bytes) -> Result<Response, Failure> {
+async fn resume(State(served): Shared, _: Unwanted) -> Result<Response, Failure> {
     control::resume(&served).await
 }
 
-async fn flush(State(served): Shared, _: Bytes) -> Result<Response, Failure> {
+async fn flush(State(served): Shared, _: Unwanted) -> Result<Response, Failure> {
     control::flush(&served).await
 }
 
-async fn abort(State(served): Shared, body: Bytes) -> Result<Response, Failure> {
+async fn abort(State(served): Shared, Whole(body): Whole) -> Result<Response, Failure> {
     control::abort(&served, &body)
 }
 

@@ -187,6 +187,10 @@ impl Scheduler {
             }
             Command::Abort(rid) => self.abort(rid.as_deref()),
             Command::Stop => {
+                // These can be asked for once more elsewhere: their requests hear that the
+                // engine answers no more.
+                self.scores.clear();
+                self.scoring = None;
                 self.abort(None);
                 return false;
             }
@@ -243,6 +247,7 @@ impl Scheduler {
     }
 
     fn abort(&mut self, rid: Option<&str>) {
+        self.abort_scores(rid);
         let meant = |sequence: &Sequence| rid.is_none_or(|rid| &*sequence.job.rid == rid);
         let mut ended: Vec<_> = self.running.extract_if(.., |sequence| meant(sequence)).collect();
         let (out, kept) = self.waiting.drain(..).partition::<Vec<_>, _>(meant);

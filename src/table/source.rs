@@ -18,7 +18,7 @@ use super::parquet_file::{ParquetFile, Part, Rows};
 use super::size::{BATCH_BYTES, pieces};
 use super::sniff::{head, sniff};
 use super::stream::Stream;
-use super::{Error, Format, Provenance, Splice, merge, splice};
+use super::{Error, Format, Provenance, Splice, StageLine, merge, splice};
 use crate::trajectory::{Turn, Writer, columns, turn};
 
 const STDIN: &str = "standard input";
@@ -49,6 +49,8 @@ struct Input {
     bytes: Bytes,
     rows: Option<u64>,
     written_by: Option<Writer>,
+    /// The stages that it went through.
+    stages: Vec<StageLine>,
 }
 
 /// How an input's bytes are reached.
@@ -97,6 +99,7 @@ impl Source {
                 Place::Stdin => open_stdin()?,
             };
             let told = Provenance::read(&input.name, schema.metadata())?;
+            input.stages.clone_from(&told.lines);
             match &mut provenance {
                 None => provenance = Some(told),
                 Some(known) => known.merge(told),
@@ -145,6 +148,11 @@ impl Source {
     /// Returns what the inputs say about themselves, put together.
     pub fn provenance(&self) -> &Provenance {
         &self.provenance
+    }
+
+    /// Returns each input's name and the stages that it went through, oldest first.
+    pub fn stages(&self) -> impl Iterator<Item = (&str, &[StageLine])> {
+        self.inputs.iter().map(|input| (input.name.as_str(), &input.stages[..]))
     }
 
     /// Returns the number of rows, unless a pipe is among the inputs.
@@ -341,7 +349,7 @@ fn open_file(
         }
         Format::Ipc => (Stream::open(&name, Box::new(Part::of(file.clone())))?.schema(), None),
     };
-    Ok((Input { name, bytes: keep(file), rows, written_by: None }, schema))
+    Ok((Input { name, bytes: keep(file), rows, written_by: None, stages: Vec::new() }, schema))
 }
 
 fn open_stdin() -> Result<(Input, SchemaRef), Error> {
@@ -377,7 +385,7 @@ fn open_live(name: String, mut bytes: Box<dyn Read + Send>) -> Result<(Input, Sc
             let stream = Stream::open(&name, Box::new(bytes))?;
             let schema = stream.schema();
             let bytes = Bytes::Live(Some(Box::new(stream)));
-            Ok((Input { name, bytes, rows: None, written_by: None }, schema))
+            Ok((Input { name, bytes, rows: None, written_by: None, stages: Vec::new() }, schema))
         }
     }
 }

@@ -52,15 +52,20 @@ impl Controls {
 
     /// Tells whether text anywhere in a value holds a control token.
     pub(super) fn occur_in(&self, value: &Value) -> bool {
-        let found = |text: &str| self.pattern.as_ref().is_some_and(|any| any.is_match(text));
         match value {
-            Value::String(text) => found(text),
+            Value::String(text) => self.occur_in_text(text),
             Value::Array(items) => items.iter().any(|item| self.occur_in(item)),
             Value::Object(members) => {
-                members.iter().any(|(key, member)| found(key) || self.occur_in(member))
+                let mut members = members.iter();
+                members.any(|(key, member)| self.occur_in_text(key) || self.occur_in(member))
             }
             _ => false,
         }
+    }
+
+    /// Tells whether a text holds a control token.
+    pub(super) fn occur_in_text(&self, text: &str) -> bool {
+        self.pattern.as_ref().is_some_and(|any| any.is_match(text))
     }
 
     /// Puts placeholders where text holds control tokens.
@@ -122,4 +127,20 @@ impl Controls {
 
 fn private(first: u32, index: usize) -> Option<char> {
     char::from_u32(first + u32::try_from(index).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_token_is_found_however_it_is_spelt() {
+        let tokens = vec![("END".to_owned(), 7), ("<|im_end|>".to_owned(), 8)];
+        let controls = Controls::new(tokens).unwrap();
+        for (text, found) in [("the END", true), ("a<|im_end|>", true), ("<b> [c] end", false)] {
+            assert_eq!(controls.occur_in_text(text), found, "{text}");
+            assert_eq!(controls.occur_in(&serde_json::json!({"a": [text]})), found, "{text}");
+        }
+        assert!(!Controls::new(Vec::new()).unwrap().occur_in_text("END"));
+    }
 }

@@ -126,6 +126,11 @@ impl Tokenizer {
         Ok(Marked { tokenizer, ids })
     }
 
+    /// Tells whether a text spells a control token.
+    pub fn has_control(&self, text: &str) -> bool {
+        self.shared.controls.occur_in_text(text)
+    }
+
     pub(super) fn controls(&self) -> &Controls {
         &self.shared.controls
     }

@@ -4,17 +4,17 @@
 
 use tch::{Kind, Tensor};
 
-use crate::model::{Model, Pass};
+use crate::model::{Head, Model, Pass};
 
 use super::pack::Pack;
 
-/// Logits held at once, as numbers: 24 MB. Several tensors of this size are there together,
-/// beside all that autograd keeps.
+/// Logits held at once, as numbers: 24 MB, or what [`Head::LEAST_ROWS`] rows have of a large
+/// vocabulary. Several tensors of this size are there together, beside all that autograd keeps.
 const CHUNK_NUMBERS: i64 = 6 << 20;
 
 /// Number of rows whose logits are computed at once.
-fn chunk_rows(model: &Model) -> i64 {
-    (CHUNK_NUMBERS / model.config.vocab_size.max(1)).clamp(8, 2048)
+fn chunk_rows(vocabulary: i64) -> i64 {
+    (CHUNK_NUMBERS / vocabulary.max(1)).clamp(Head::LEAST_ROWS, 2048)
 }
 
 fn chunks(rows: i64, size: i64) -> impl Iterator<Item = (i64, i64)> {
@@ -28,7 +28,8 @@ pub(super) fn log_probs(model: &Model, pack: &Pack<'_>, temperatures: &[&Tensor]
     log_probs_of(model, pack, &hidden, temperatures)
 }
 
-/// Returns the same of a pass whose hidden states are there.
+/// Returns the same of a pass whose hidden states are there. They go through the head as in
+/// [`backward`], so that in the first update the ratios are 1 to the bit.
 pub(super) fn log_probs_of(
     model: &Model,
     pack: &Pack<'_>,
@@ -38,8 +39,9 @@ pub(super) fn log_probs_of(
     tch::no_grad(|| {
         let hidden = hidden.index_select(0, &pack.rows);
         let mut columns: Vec<Vec<Tensor>> = temperatures.iter().map(|_| Vec::new()).collect();
-        for (start, length) in chunks(hidden.size()[0], chunk_rows(model)) {
-            let logits = model.head(&hidden.narrow(0, start, length));
+        let head = model.head_pass();
+        for (start, length) in chunks(hidden.size()[0], chunk_rows(model.config.vocab_size)) {
+            let logits = head.go(&hidden.narrow(0, start, length)).logits;
             let targets = pack.targets.narrow(0, start, length);
             for (column, temperature) in columns.iter_mut().zip(temperatures) {
                 let scaled = &logits / temperature.narrow(0, start, length).unsqueeze(-1);
@@ -90,7 +92,7 @@ pub(super) fn backward(
     let constant = pass.hidden().detach().index_select(0, &pack.rows);
     let gradient = constant.zeros_like();
     let head = model.head_pass();
-    for (start, length) in chunks(constant.size()[0], chunk_rows(model)) {
+    for (start, length) in chunks(constant.size()[0], chunk_rows(model.config.vocab_size)) {
         let ahead = head.go(&constant.narrow(0, start, length));
         let targets = pack.targets.narrow(0, start, length);
         let readings: Vec<_> = columns
@@ -158,5 +160,19 @@ impl Reading {
             None => gradient,
         };
         gradient / &self.temperature
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fewer rows than [`Head::LEAST_ROWS`] would be slow where bf16 products are.
+    #[test]
+    fn no_vocabulary_makes_chunks_of_too_few_rows() {
+        for (vocabulary, rows) in [(0, 2048), (1024, 2048), (32_768, 192), (151_936, 64)] {
+            assert_eq!(chunk_rows(vocabulary), rows, "{vocabulary}");
+        }
+        assert_eq!(chunk_rows(i64::MAX), Head::LEAST_ROWS);
     }
 }

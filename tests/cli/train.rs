@@ -8,9 +8,9 @@ use oclaw::trajectory::Turn;
 #[cfg(feature = "torch")]
 use oclaw::trajectory::Writer;
 
-#[cfg(feature = "torch")]
-use crate::forge::captured;
 use crate::forge::{STAGES, finished, write};
+#[cfg(feature = "torch")]
+use crate::forge::{captured, write_made};
 use crate::harness::{fixture_models as models, oclaw};
 
 fn noted(turns: Vec<Turn>) -> Vec<Turn> {
@@ -437,6 +437,50 @@ fn a_table_is_trained_as_it_was_made() {
     let talk = words(run.get_output());
     let lacks = "there is no column `teacher_log_probs`: run `oclaw teacher-lp` first";
     assert!(talk.contains(lacks), "{talk}");
+}
+
+/// Of tables that were made by different estimators none decides for the others, and a
+/// reward part of another estimator is found in any of them.
+#[cfg(feature = "torch")]
+#[test]
+fn tables_of_different_estimators_need_a_word() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = |name: &str, estimator: &str, number: u32| {
+        write_made(&folder.path().join(name), estimator, &[finished("s", number)])
+    };
+    let (combine, hybrid) = (made("c.parquet", "combine", 1), made("h.parquet", "hybrid", 2));
+    let (grpo, rloo) = (made("g.parquet", "grpo", 3), made("r.parquet", "rloo", 4));
+    for (inputs, one, other) in [
+        ([&combine, &hybrid], "c.parquet` was made with `combine`", "h.parquet` with `hybrid`"),
+        ([&hybrid, &combine], "h.parquet` was made with `hybrid`", "c.parquet` with `combine`"),
+        ([&grpo, &rloo], "g.parquet` was made with `grpo`", "r.parquet` with `rloo`"),
+    ] {
+        let run = train(folder.path()).args(inputs).assert().code(2);
+        let talk = words(run.get_output());
+        for told in [one, other, "hint: say by `--estimator`"] {
+            assert!(talk.contains(told), "{told}: {talk}");
+        }
+    }
+    for inputs in [[&grpo, &rloo], [&rloo, &grpo]] {
+        let mut command = train(folder.path());
+        let run = command.args(["--estimator", "rloo"]).args(inputs).assert().code(2);
+        let talk = words(run.get_output());
+        let told = "g.parquet`'s reward part is that of `grpo`, not of `rloo` hint: run";
+        assert!(talk.contains(told), "{talk}");
+    }
+    assert!(!folder.path().join("policy").exists());
+    let mut command = train(folder.path());
+    command.env("OCLAW_TRAIN_ESTIMATOR", "combine").args([&combine, &hybrid]);
+    let talk = words(command.assert().success().get_output());
+    let told = "h.parquet` was made with `hybrid`, training is with `combine`";
+    assert!(talk.contains(told) && !talk.contains("c.parquet"), "{talk}");
+    assert_eq!(recorded(folder.path()), "combine");
+    // Those that agree decide as one does.
+    let more = [made("more.parquet", "grpo", 5), grpo];
+    let talk = words(train(folder.path()).args(&more).assert().success().get_output());
+    assert!(talk.contains("the estimator is `grpo`, as the table's"), "{talk}");
+    assert!(!talk.contains("was made with"), "{talk}");
+    assert_eq!(recorded(folder.path()), "grpo");
 }
 
 /// From hints to a policy: every column that the hybrid loss reads is one that

@@ -9,7 +9,7 @@ mod shared;
 
 use std::path::PathBuf;
 
-use oclaw::model::{Dtype, Error, LoadOptions, Model, Score};
+use oclaw::model::{Dtype, Error, Head, LoadOptions, Model, Score};
 use tch::{Kind, Tensor};
 
 use crate::harness::fixture;
@@ -258,6 +258,28 @@ fn bf16_products_stay_near_and_steady() {
     let mut cache = model.cache();
     let decoded = model.step(&mut [(&ids, &mut cache)]);
     assert!(difference(&decoded, &logits.narrow(0, 19, 1)) < 0.2);
+}
+
+/// Training goes through the head by a weight that it has rounded once.
+#[test]
+fn the_head_of_a_pass_gives_the_logits_that_are_scored_to_the_bit() {
+    for name in FAMILIES {
+        for (dtype, trainable) in
+            [(Dtype::F32, true), (Dtype::F32, false), (Dtype::Bf16, true), (Dtype::Bf16, false)]
+        {
+            let options = LoadOptions { dtype: Some(dtype), trainable, ..Default::default() };
+            let model = Model::load(&folder(name), &options).unwrap();
+            let ids = Tensor::from_slice(&tokens(70, 1));
+            let hidden = tch::no_grad(|| model.hidden(&ids, &[70]));
+            let head = model.head_pass();
+            for rows in [1, 5, Head::LEAST_ROWS, 70] {
+                let rows = hidden.narrow(0, 0, rows);
+                let wanted = tch::no_grad(|| model.head(&rows));
+                let found = head.go(&rows).logits;
+                assert!(found.equal(&wanted), "{name}, {dtype}, {trainable}: {:?}", rows.size());
+            }
+        }
+    }
 }
 
 #[test]

@@ -275,7 +275,8 @@ async fn requests_end_when_told_to_or_when_nobody_listens() {
     running.shutdown().await;
 }
 
-/// An answer whose prompt is scored first is there to be aborted from the beginning.
+/// An answer whose prompt is scored first is there to be aborted from the beginning, and
+/// the score with it: while the engine is on hold nothing else would end it.
 #[tokio::test]
 async fn a_stream_can_be_aborted_while_its_prompt_is_scored() {
     install_tls();
@@ -289,7 +290,6 @@ async fn a_stream_can_be_aborted_while_its_prompt_is_scored() {
         metrics::until(&running, "num_queue_reqs", 2.0).await;
         let (status, told) = post(&running, "/abort_request", json!({"rid": "a"})).await;
         assert_eq!(status, 200, "{told}");
-        good(&running, "/continue_generation", json!({})).await;
     });
     let last = stream.rest().await.pop().unwrap();
     let meta = &last["meta_info"];
@@ -297,7 +297,46 @@ async fn a_stream_can_be_aborted_while_its_prompt_is_scored() {
         (&meta["finish_reason"]["type"], &last["output_ids"]),
         (&json!("abort"), &json!([]))
     );
-    assert_eq!(meta["input_token_logprobs"].as_array().unwrap().len(), 2);
+    assert_eq!(meta["input_token_logprobs"], json!([]));
+    running.shutdown().await;
+}
+
+/// A request that only scores ends like any other: by its name, with all, by a pause.
+#[tokio::test]
+async fn scores_end_when_they_are_aborted() {
+    install_tls();
+    let running = tiny().await;
+    let score = |rid: &str, longest: u64| {
+        json!({
+            "input_ids": [5, 6, 7], "rid": rid, "return_logprob": true, "logprob_start_len": 0,
+            "sampling_params": {"max_new_tokens": longest, "ignore_eos": true},
+        })
+    };
+    for (path, body) in [
+        ("/abort_request", json!({"rid": "a"})),
+        ("/abort_request", json!({"abort_all": true})),
+        ("/pause_generation", json!({"mode": "abort"})),
+    ] {
+        good(&running, "/pause_generation", json!({"mode": "in_place"})).await;
+        let asked = [0, 9].map(|longest| post(&running, "/generate", score("a", longest)));
+        let (ended, ()) = tokio::join!(futures_util::future::join_all(asked), async {
+            // Two scores and an answer.
+            metrics::until(&running, "num_queue_reqs", 3.0).await;
+            let (status, told) = post(&running, path, body.clone()).await;
+            assert_eq!(status, 200, "{path}: {told}");
+        });
+        for (status, answer) in ended {
+            assert_eq!(status, 200, "{path} {body}: {answer}");
+            let meta = &answer["meta_info"];
+            assert_eq!(meta["finish_reason"]["type"], "abort", "{path} {body}");
+            assert_eq!(meta["input_token_logprobs"], json!([]), "{path} {body}");
+            assert_eq!(meta["completion_tokens"], 0, "{path} {body}");
+        }
+    }
+    good(&running, "/continue_generation", json!({})).await;
+    let scored = good(&running, "/generate", score("a", 0)).await;
+    assert_eq!(scored["meta_info"]["input_token_logprobs"].as_array().unwrap().len(), 3);
+    assert_eq!(scored["meta_info"]["finish_reason"]["type"], "length");
     running.shutdown().await;
 }
 
@@ -507,6 +546,20 @@ async fn a_key_guards_all_but_health() {
             );
         }
     }
+    // What only begins like an open path is none.
+    for path in ["/healthy", "/health/x", "/ready/", "/metrics-of-all"] {
+        let request = || client.post(format!("{}{path}", running.url())).body("x");
+        assert_eq!(request().send().await.unwrap().status().as_u16(), 401, "{path}");
+        let request = request().bearer_auth("right");
+        assert_eq!(request.send().await.unwrap().status().as_u16(), 404, "{path}");
+    }
+    // Who sends much hears the refusal nevertheless.
+    let long = vec![b' '; 100 << 20];
+    let request = client.post(format!("{}/generate", running.url())).body(long);
+    let response = request.bearer_auth("wrong").send().await.unwrap();
+    assert_eq!(response.status().as_u16(), 401);
+    let told: Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
+    assert_eq!(told["message"], "wrong or missing key");
     running.shutdown().await;
 }
 

@@ -122,6 +122,9 @@ fn several_inputs_put_their_provenance_together() {
     // Equal to neither, so that no check against one tokenizer can pass.
     assert_eq!(source.provenance().tokenizer_hash.as_deref(), Some("t2,t1"));
     assert_eq!(source.provenance().chat_template_hash.as_deref(), Some("c1"));
+    // And each still says what it went through itself.
+    let stages: Vec<_> = source.stages().map(|(_, lines)| lines.to_vec()).collect();
+    assert_eq!(stages, [other.lines, provenance().lines]);
 }
 
 #[test]

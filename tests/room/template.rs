@@ -236,6 +236,7 @@ fn tokenizer_facts() {
     assert_eq!(tokenizer.token_of(1017).unwrap(), "<|im_end|>");
     assert_eq!(tokenizer.id_of("</think>"), Some(1019));
     assert!(tokenizer.is_special(1016) && !tokenizer.is_special(1018));
+    assert!(tokenizer.has_control("a<|im_end|>") && !tokenizer.has_control("a<b>[c]"));
     assert_eq!(tokenizer.hash().len(), 64);
     assert!(matches!(tokenizer.decode(&[-1], false), Err(Error::UnknownId { id: -1 })));
     let missing = Chat::load(std::path::Path::new("no-such-model")).unwrap_err();

@@ -25,6 +25,9 @@ struct Kept {
     id: String,
     attempt: u64,
     restarts: u64,
+    /// Whether it was ready once.
+    #[serde(default)]
+    ready: bool,
 }
 
 impl Record {
@@ -85,8 +88,8 @@ impl Supervisor {
     /// is then found by its mark.
     pub(super) fn keep_record(&mut self) {
         let kept = self.watched.iter().map(|it| {
-            let kept = Kept { id: it.job.id.clone(), attempt: it.attempt, restarts: it.restarts };
-            (it.child.name.clone(), kept)
+            let (id, attempt, restarts) = (it.job.id.clone(), it.attempt, it.restarts);
+            (it.child.name.clone(), Kept { id, attempt, restarts, ready: it.was_ready })
         });
         let record = Record { children: kept.collect() };
         let text = serde_json::to_vec_pretty(&record).unwrap_or_default();
@@ -107,6 +110,9 @@ impl Supervisor {
             let keeps = self.launcher.keeps(&watched.job);
             if keeps && self.launcher.poll(&watched.job).await?.is_alive() {
                 watched.enter(Phase::Starting, Instant::now());
+                // It may not be now: the stage that would let its engine go on after an
+                // update was killed, and must not wait for it.
+                watched.was_ready = kept.ready;
                 let told = match self.launcher.pid(&watched.job) {
                     Some(pid) => format!("{}: taken up (process {pid})", watched.child.name),
                     None => format!("{}: taken up", watched.child.name),

@@ -22,6 +22,11 @@ pub(super) fn model() -> Model {
 
 /// Writes the same model with other weights into a folder.
 pub(super) fn write_other(into: &Path) {
+    write_changed(into, |weight| weight * 1.03);
+}
+
+/// Writes the same model with each of its weights changed.
+pub(super) fn write_changed(into: &Path, change: impl Fn(f32) -> f32) {
     for entry in std::fs::read_dir(folder()).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), into.join(entry.file_name())).unwrap();
@@ -31,7 +36,7 @@ pub(super) fn write_other(into: &Path) {
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     for weight in bytes[8 + header..].chunks_exact_mut(4) {
         let value = f32::from_le_bytes((*weight).try_into().unwrap());
-        weight.copy_from_slice(&(value * 1.03).to_le_bytes());
+        weight.copy_from_slice(&change(value).to_le_bytes());
     }
     std::fs::write(&file, bytes).unwrap();
 }

@@ -2,6 +2,7 @@
 //! turn is trained twice, whatever is killed.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use oclaw::table::{Format, read_turns};
@@ -10,8 +11,8 @@ use oclaw::trajectory::words::NextStateKind;
 use oclaw::trajectory::{Turn, Writer};
 
 use super::{Run, Running, all_names, talk, turns_of};
-use crate::forge::{STAGES, finished, write};
-use crate::harness::fixture_models as models;
+use crate::forge::{STAGES, finished, write, write_made};
+use crate::harness::{PATIENCE, fixture_models as models};
 
 /// Of the three turns of a shard two are corrected, and nothing follows the last.
 fn shard(run: &Run, number: i64) {
@@ -158,9 +159,76 @@ fn the_first_shard_says_how_it_is_trained() {
     let words = talk(ran.get_output());
     assert!(words.contains("the estimator is `grpo`, as the table's"), "{words}");
     assert!(words.contains("step 1 turns 3"), "{words}");
-    let record = std::fs::read(run.at("policy").join("latest/oclaw/train.json")).unwrap();
+    assert_eq!(estimator(&run, "policy"), "grpo");
+}
+
+/// Returns the estimator that the newest policy's record tells.
+fn estimator(run: &Run, out: &str) -> String {
+    let record = std::fs::read(run.at(out).join("latest/oclaw/train.json")).unwrap();
     let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
-    assert_eq!(record["settings"]["estimator"], "grpo");
+    record["settings"]["estimator"].as_str().unwrap().to_owned()
+}
+
+fn made(run: &Run, name: &str, by: &str, numbers: RangeInclusive<u32>) {
+    let turns: Vec<_> = numbers.map(|number| finished("s", number)).collect();
+    write_made(&run.at("ready").join(name), by, &turns);
+}
+
+/// Started again, a run finds a shard of another estimator first, and goes on as it would
+/// have.
+#[test]
+fn a_run_goes_on_by_the_estimator_that_it_began_with() {
+    let run = Run::new();
+    std::fs::create_dir(run.at("ready")).unwrap();
+    made(&run, "a.parquet", "grpo", 1..=3);
+    training(&run, "policy", &["--once"]).assert().success();
+    made(&run, "b.parquet", "combine", 4..=6);
+    let words = talk(training(&run, "policy", &["--once"]).assert().success().get_output());
+    for told in [
+        "the estimator is `grpo`, as the newest policy's",
+        "the table was made with `combine`, training is with `grpo`",
+        "step 2 turns 3",
+    ] {
+        assert!(words.contains(told), "{told}: {words}");
+    }
+    assert_eq!(estimator(&run, "policy"), "grpo");
+    // The same without an end between.
+    training(&run, "straight", &["--once"]).assert().success();
+    assert_eq!(latest(&run, "straight"), PathBuf::from("step-000002"));
+    let weights = |out: &str| std::fs::read(run.at(out).join("latest/model.safetensors")).unwrap();
+    assert!(weights("policy") == weights("straight"), "other weights");
+    // What is given goes before it.
+    made(&run, "c.parquet", "grpo", 7..=9);
+    let more = ["--once", "--estimator", "combine"];
+    let words = talk(training(&run, "policy", &more).assert().success().get_output());
+    assert!(!words.contains("as the newest policy's"), "{words}");
+    assert_eq!(estimator(&run, "policy"), "combine");
+}
+
+/// A flag that does not go with the estimator of the shards is no fault of theirs.
+#[test]
+fn a_flag_that_does_nothing_ends_the_run_at_once() {
+    let run = Run::new();
+    std::fs::create_dir(run.at("ready")).unwrap();
+    made(&run, "a.parquet", "topk-kl", 1..=3);
+    let refused = |flags: &[&str]| {
+        let mut command = training(&run, "policy", flags);
+        command.args(["--subset", "teacher"]).timeout(PATIENCE);
+        let ran = command.assert().code(2);
+        let words = talk(ran.get_output());
+        let told = "`--subset` does nothing under `--estimator topk-kl`";
+        assert!(words.contains(told) && words.contains("hint: leave `--subset` out"), "{words}");
+        assert!(!words.contains("trying again") && !words.contains("listed as"), "{words}");
+        assert!(!run.at("policy/failed.jsonl").exists());
+    };
+    refused(&["--once"]);
+    // Also of a run that would wait for more.
+    refused(&[]);
+    assert!(!run.at("policy").exists());
+    training(&run, "policy", &["--once"]).assert().success();
+    // And before any shard is read where a policy has the estimator.
+    refused(&["--once"]);
+    assert_eq!(latest(&run, "policy"), PathBuf::from("step-000001"));
 }
 
 #[test]

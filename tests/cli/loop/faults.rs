@@ -1,11 +1,13 @@
 //! Every child and the loop itself killed in a seeded order, and a full disk, while
 //! people chat.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::super::follow::Running;
-use super::chats::Chatter;
+use super::chats::{Chatter, converse};
 use super::disk::Disk;
 use super::failing::child;
 use super::whole::{EMBEDDED, with_model};
@@ -99,6 +101,36 @@ fn chats_never_fail_while_each_stage_and_the_loop_are_killed() {
     assert_eq!(retries, 0, "of {answered} chats some had to be sent again");
     // Nothing was killed that captures.
     settled(&looped, |all| all == answered);
+    assert_eq!(running.stop().0, Some(0));
+}
+
+/// Who updates the weights was killed amid that, and so was the loop: the engine is left
+/// on hold, and serve is not ready. The next loop starts its stages all the same, for one
+/// of them lets it go on.
+#[test]
+fn an_engine_on_hold_keeps_no_loop_from_starting() {
+    let quick = "[loop]\nrestart-wait = \"200ms\"\n[judge]";
+    let looped = Loop::new(&with_model(&EMBEDDED.replace("[judge]", quick)));
+    let mut running = looped.start();
+    running.hears("serve: ready");
+    converse(&looped.front, "first", 4);
+    settled(&looped, |all| all == 4);
+    running.kill();
+    let engine = &looped.engine;
+    let pause = format!(
+        "POST /pause_generation HTTP/1.1\r\nhost: {engine}\r\ncontent-length: 20\r\n\
+         content-type: application/json\r\nconnection: close\r\n\r\n{{\"mode\": \"in_place\"}}"
+    );
+    let mut stream = TcpStream::connect(engine).unwrap();
+    stream.write_all(pause.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let mut running = looped.start();
+    running.hears("serve: taken up");
+    running.hears("serve: ready");
+    assert_eq!(converse(&looped.front, "second", 4), 0);
+    settled(&looped, |all| all == 8);
     assert_eq!(running.stop().0, Some(0));
 }
 

@@ -94,7 +94,7 @@ async fn a_head_that_does_not_come_is_not_waited_for() {
     let rig = Rig::start(
         Speaks::Sglang,
         |_| json(200, &answer("x")),
-        |options| options.limits.silence = Duration::from_millis(50),
+        |options| options.limits.idle = Duration::from_millis(50),
     )
     .await;
     let body = ask("hi").to_string();

@@ -135,19 +135,24 @@ async fn too_much_is_refused_with_the_numbers() {
 }
 
 /// What the router refuses by itself is told like all else, and bodies that nobody wants are
-/// read: who sends one must hear the answer.
+/// read on: who sends one must hear the answer.
 #[tokio::test]
 async fn a_wrong_method_and_too_long_a_body_are_refused_in_words() {
     install_tls();
     let running = tiny().await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let address = |path: &str| format!("{}{path}", running.url());
-    let long = vec![b' '; (64 << 20) + 1];
+    let long = vec![b' '; 100 << 20];
     let unwanted = vec![b'x'; 8 << 20];
     for (request, status, expected) in [
         (client.get(address(CHAT)), 405, "no route GET /v1/chat/completions"),
         (client.post(address("/health")), 405, "no route POST /health"),
         (client.post(address(NATIVE)).body(long), 413, "the body has more than 67108864 bytes"),
+        (
+            client.put(address(CHAT)).body(unwanted.clone()),
+            405,
+            "no route PUT /v1/chat/completions",
+        ),
         (client.post(address("/nowhere")).body(unwanted.clone()), 404, "no route POST /nowhere"),
         (client.post(address("/v1/embeddings")).body(unwanted), 400, "makes no embeddings"),
     ] {
@@ -157,6 +162,25 @@ async fn a_wrong_method_and_too_long_a_body_are_refused_in_words() {
         assert_eq!((&told["object"], &told["code"]), (&json!("error"), &json!(status)), "{told}");
         assert_eq!(told["type"] == "NotFoundError", status == 404, "{told}");
         assert!(told["message"].as_str().unwrap().contains(expected), "{told}");
+    }
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_is_refused_in_words() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    install_tls();
+    let running = tiny().await;
+    for path in [CHAT, "/abort_request"] {
+        let mut stream = tokio::net::TcpStream::connect(running.address).await.unwrap();
+        let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n");
+        stream.write_all(format!("{head}2\r\n{{}}\r\nno length\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{path}: {answer}");
+        let (_, told) = answer.split_once("\r\n\r\n").unwrap();
+        let told: Value = serde_json::from_str(told).unwrap();
+        assert_eq!(told["message"], "the request's body broke off", "{path}");
     }
     running.shutdown().await;
 }

@@ -190,6 +190,29 @@ fn bf16_products_of_whole_weights() {
     let trained = train(&mut Trainer::open(options).unwrap(), batch(1..=2)).unwrap();
     // A step that bf16 would swallow is all there.
     assert!(trained.metrics.weights_changed.unwrap() > 0.5, "{:?}", trained.metrics);
+    // And what was scored before it is what it began with, to the bit.
+    assert_eq!(trained.metrics.approximate_kl, Some(0.0));
+}
+
+/// The base of an adapter is held in bf16, and multiplied as it is served.
+#[test]
+fn bf16_products_beside_an_adapter() {
+    let options = LoadOptions { dtype: Some(Dtype::Bf16), ..LoadOptions::default() };
+    let load = || Model::load(&models().join("tiny-qwen3"), &options).unwrap();
+    let served = load();
+    let made = Adapter::new(&served.config, lora("all-linear"), 1, tch::Device::Cpu);
+    // B is 0: the adapter changes nothing yet.
+    let trained = load().with_adapter(made).unwrap();
+    for turn in batch(1..=3) {
+        assert_eq!(response_log_prob(&trained, &turn), response_log_prob(&served, &turn));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = adapted(folder.path(), "all-linear");
+    options.compute.dtype = Dtype::Bf16;
+    let mut trainer = Trainer::open(options).unwrap();
+    let first = train(&mut trainer, batch(1..=2)).unwrap();
+    assert_eq!(first.metrics.approximate_kl, Some(0.0));
+    assert!(first.metrics.gradient_norm.unwrap() > 0.0, "{:?}", first.metrics);
 }
 
 #[test]

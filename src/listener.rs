@@ -1,5 +1,8 @@
-//! The listening socket: no delay on tokens, and an end of patience with a client
-//! that takes nothing, or whose request does not come.
+//! The listening socket of a server: no delay on tokens, and an end of patience with a
+//! client that takes nothing, or whose request does not come.
+//!
+//! What is asked and answered is the router's matter. Absent: keys, and any limit on how
+//! many clients there are.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -8,26 +11,35 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, BodyDataStream};
 use axum::extract::{ConnectInfo, Request};
 use axum::serve::Listener;
+use futures_util::StreamExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tower_service::Service;
 
+/// How much of a body that nobody wants is read and dropped, and how long at most.
+const COURTESY: usize = 256 << 20;
+const COURTESY_TIME: Duration = Duration::from_secs(10);
+
 /// The listening socket.
-pub(super) struct Door {
-    pub(super) listener: TcpListener,
-    /// How long a client may take nothing while there is something for it, and may need
-    /// for the head of a request.
-    pub(super) patience: Duration,
+#[derive(Debug)]
+pub struct Door {
+    /// Where clients come in.
+    pub listener: TcpListener,
+    /// How long a client may take nothing while there is something for it.
+    pub patience: Duration,
+    /// How long a client may need for the head of a request. A connection that is kept
+    /// between two requests counts as one whose head does not come.
+    pub idle: Duration,
     /// Becomes true when running answers must end.
-    pub(super) stop: watch::Receiver<bool>,
+    pub stop: watch::Receiver<bool>,
 }
 
 impl Door {
@@ -40,16 +52,20 @@ impl Door {
     }
 
     /// Lets clients in as long as it is `accepting`, and answers each by the router. Who
-    /// is inside at the end gets the answer that has begun.
-    pub(super) async fn serve(mut self, router: Router, mut accepting: watch::Receiver<bool>) {
+    /// is inside at the end gets the answer that has begun; once the last of them has
+    /// left this returns.
+    pub async fn serve(mut self, router: Router, mut accepting: watch::Receiver<bool>) {
         let mut http = http1::Builder::new();
         // However it drips, a head has an end; a connection without one is closed, too.
-        http.timer(TokioTimer::new()).header_read_timeout(self.patience);
+        http.timer(TokioTimer::new()).header_read_timeout(self.idle);
+        // Nothing is ever sent: it ends when all connections have dropped their side.
+        let (inside, mut left) = mpsc::channel::<()>(1);
         loop {
             let (line, address) = tokio::select! {
                 accepted = self.accept() => accepted,
-                _ = accepting.wait_for(|accepting| !accepting) => return,
+                _ = accepting.wait_for(|accepting| !accepting) => break,
             };
+            let inside = inside.clone();
             let (router, mut accepting) = (router.clone(), accepting.clone());
             let service = service_fn(move |request: hyper::Request<Incoming>| {
                 let mut request: Request = request.map(Body::new);
@@ -58,6 +74,7 @@ impl Door {
             });
             let connection = http.serve_connection(TokioIo::new(line), service);
             tokio::spawn(async move {
+                let _inside = inside;
                 tokio::pin!(connection);
                 tokio::select! {
                     // A client that breaks off is no matter of ours.
@@ -68,15 +85,35 @@ impl Door {
                 let _ = connection.await;
             });
         }
+        // Who knocks now is turned away at once.
+        drop((self.listener, inside));
+        left.recv().await;
     }
+}
+
+/// Reads what is left of a body and keeps nothing, so that its sender gets to read the
+/// refusal: to answer while much of it is on its way would cut the connection off before
+/// the answer. Ends within bounds of bytes and time.
+pub async fn discard(mut rest: BodyDataStream) {
+    let dropping = async {
+        let mut dropped = 0;
+        while let Some(Ok(piece)) = rest.next().await {
+            dropped += piece.len();
+            if dropped > COURTESY {
+                break;
+            }
+        }
+    };
+    // Who needs longer finds the connection cut off.
+    let _ = tokio::time::timeout(COURTESY_TIME, dropping).await;
 }
 
 /// Who is at the other end.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Peer(pub(super) SocketAddr);
+pub struct Peer(pub SocketAddr);
 
 /// A client's connection.
-pub(super) struct Line {
+struct Line {
     stream: TcpStream,
     patience: Duration,
     stop: watch::Receiver<bool>,
