@@ -26,7 +26,7 @@ SESSIONS = 36
 # The settings of every run, the same for every persona: nothing is tuned for one. Each has
 # a flag: what is chosen (None: the trainer's own), how it is read, which estimators have it.
 SETTINGS = {
-    "lr": (1e-3, float, TRAINED),
+    "lr": (5e-4, float, TRAINED),
     "epochs": (4, int, TRAINED),
     "batch-turns": (4, int, TRAINED),
     "mini-batches": (None, int, TRAINED),
@@ -36,7 +36,7 @@ SETTINGS = {
     "train-dtype": ("bf16", ["f32", "bf16"], TRAINED),
     "weight-decay": (None, float, TRAINED),
     "clip-norm": (None, float, TRAINED),
-    "kl-coef": (0.2, float, TRAINED),
+    "kl-coef": (0.05, float, TRAINED),
     # What a step may change of an id's probability, up: what is said once in a thousand
     # would take many steps at 0.28.
     "clip-high": (1.0, float, TRAINED),

@@ -141,7 +141,7 @@ def a_run_is_known_by_its_settings():
     plain, other = options(), options("--subset", "student", "--set", "clip-low=0.1")
     assert plain.settings_of("none") == {}
     assert plain.settings_of("grpo") == {
-        "lr": 1e-3, "epochs": 4, "batch-turns": 4, "max-wait": "8s", "lora-rank": 16, "train-dtype": "bf16", "kl-coef": 0.2,
+        "lr": 5e-4, "epochs": 4, "batch-turns": 4, "max-wait": "8s", "lora-rank": 16, "train-dtype": "bf16", "kl-coef": 0.05,
         "clip-high": 1.0, "round": 2,
     }
     assert "lora-rank" not in options("--lora-rank", "0").settings_of("grpo")
