@@ -100,9 +100,9 @@ use terms::{LossArgs, ScheduleArgs};
 /// With w = the old policy's probabilities over those ids, scaled to 1, and d =
 /// clip(lt - lo, -C, C), C = `--distill-clip`: the sum over ids of the same loss
 /// as above with A = w d. What the policy hardly ever says has hardly any w, however
-/// much the teacher wants it: `--distill-weights teacher` takes the teacher's. The terms are weighed by `--w-rl` and `--w-opd`. A turn
-/// without a hint has no such term, a hint with a value that is not finite none
-/// at that token. The columns come from `oclaw teacher-lp --topk 4`; a table whose
+/// much the teacher wants it: `--distill-weights teacher` takes the teacher's. The
+/// terms are weighed by `--w-rl` and `--w-opd`. A turn without a hint has no such
+/// term, a hint with a value that is not finite none at that token. The columns come from `oclaw teacher-lp --topk 4`; a table whose
 /// hints all lack them is refused.
 ///
 /// `topk-kl` (SDFT, Shenfeld et al. 2026; SDPO, Hübotter et al. 2026) has no policy
